@@ -1,0 +1,23 @@
+"""Slipstream trains neural networks on rented machines: one job file, one command, one curve."""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Job", "JobError", "Result", "load_job", "resume", "train"]
+
+if TYPE_CHECKING:
+    from slipstream.api import Result, resume, train
+    from slipstream.job import Job, JobError, load_job
+
+_HOME = {name: "slipstream.job" for name in ("Job", "JobError", "load_job")} | {
+    name: "slipstream.api" for name in ("Result", "resume", "train")
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name when it is first used, so that `import slipstream` costs next to nothing."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'slipstream' has no attribute {name!r}; it has {', '.join(__all__)}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,6 @@
+"""The job file: every setting a user can write, documented where it is defined."""
+
+from slipstream.job.file import JobError, load_job, read_job
+from slipstream.job.job import Job, dump, total_samples
+
+__all__ = ["Job", "JobError", "dump", "load_job", "read_job", "total_samples"]

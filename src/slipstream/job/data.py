@@ -1,0 +1,163 @@
+"""`data:` what is learned from. Chosen by `source` (a built-in name or a path) or by `import`."""
+
+from pathlib import PurePath
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+
+from slipstream.job.base import Section
+from slipstream.job.units import Count, Fraction
+
+
+class DataSection(Section):
+    """What every kind of data has."""
+
+    validation: Fraction = 0.0
+    """Part of the samples held out, chosen by the seed, for evaluation."""
+
+
+class TextData(DataSection):
+    """Text, tokenised once and kept in a cache: `python-stdlib`, a `.txt` or `.jsonl` file, or a folder of .txt."""
+
+    source: str
+    """`python-stdlib` (the source text of Python's own library), a path to .txt or .jsonl, or a folder of .txt."""
+    sequence: Count = 256
+    """Tokens in a sample."""
+    tokenizer: str | None = None
+    """Path to a `tokenizer.json`. Default: a byte-level BPE trained on this text."""
+    vocabulary: Count | None = None
+    """Size of the BPE trained on this text (at least 257, default 4096); not with `tokenizer`."""
+    field: str | None = None
+    """For .jsonl: the key that holds the text. Default: text."""
+    pack: bool = True
+    """Join documents into full sequences; or else one document is one sample, padded, with the padding unweighted."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "TextData":
+        if self.tokenizer and self.vocabulary:
+            raise ValueError("vocabulary has no effect when a tokenizer is given; remove one of them")
+        if self.vocabulary and self.vocabulary < 257:
+            raise ValueError("vocabulary must be at least 257: the 256 bytes and the end-of-text token")
+        if self.field and not self.source.endswith(".jsonl"):
+            raise ValueError("field has an effect only with a .jsonl source")
+        return self
+
+
+class TokenData(DataSection):
+    """Tokens in an `.npy` file: one row of integers, cut into sequences."""
+
+    source: str
+    """Path to the .npy file."""
+    tokens: Literal[True]
+    """Says that the .npy file holds tokens, not features."""
+    sequence: Count = 256
+    """Tokens in a sample."""
+    vocabulary: Count
+    """Number of token ids."""
+
+
+class TableData(DataSection):
+    """Rows of numbers: `.csv` and `.parquet` (extra [parquet]) with named columns, or a pair of `.npy` files."""
+
+    source: str
+    """Path to .csv or .parquet, or to the .npy file with the inputs."""
+    target: str
+    """The column to predict; for .npy the path to the file with the targets."""
+    inputs: tuple[str, ...] | None = None
+    """Columns to learn from. Default: all but the target."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "TableData":
+        if self.inputs and self.source.endswith(".npy"):
+            raise ValueError("inputs has no effect with .npy files, which have no column names")
+        if self.inputs and self.target in self.inputs:
+            raise ValueError(f"the target {self.target!r} is also in inputs")
+        return self
+
+
+class DigitsData(DataSection):
+    """scikit-learn's 1,797 real handwritten digits, 8 × 8. Needs the extra [digits]."""
+
+    source: Literal["digits"]
+    """`digits`."""
+
+
+class MnistData(DataSection):
+    """A folder with MNIST's IDX files (`train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, plain or .gz)."""
+
+    source: Literal["mnist"]
+    """`mnist`."""
+    path: str
+    """The folder."""
+
+
+class SyntheticData(DataSection):
+    """Seeded synthetic regression: y = x·w + noise, made in memory."""
+
+    source: Literal["synthetic"]
+    """`synthetic`."""
+    samples: Count = 10_000
+    """How many."""
+    inputs: Count = 16
+    """Numbers in x."""
+    outputs: Count = 1
+    """Numbers in y."""
+    noise: float = Field(default=0.1, ge=0)
+    """Standard deviation of the noise."""
+
+
+class ImportData(DataSection):
+    """The user's own map-style dataset: `len(d)`, and `d[i]` is (inputs, target) of tensors, arrays or numbers."""
+
+    target: str = Field(alias="import", pattern=r"^[\w.]+:[\w.]+$")
+    """`package.module:name` of a class or function that returns the dataset."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for it."""
+
+
+BUILT_IN_SOURCES = ("python-stdlib", "digits", "mnist", "synthetic")
+_SUFFIXES = {".txt": "text", ".jsonl": "text", ".csv": "table", ".parquet": "table"}
+
+
+def _choose(value: Any) -> str | None:
+    if isinstance(value, BaseModel):
+        return next(tag for tag, section in _TAGS.items() if type(value) is section)
+    if not isinstance(value, dict):
+        return None
+    if "import" in value:
+        return "import"
+    source = value.get("source")
+    if not isinstance(source, str):
+        return None
+    if source == "python-stdlib":
+        return "text"
+    if source in BUILT_IN_SOURCES:
+        return source
+    suffix = PurePath(source).suffix
+    if suffix == ".npy":
+        return "tokens" if "tokens" in value else "table"
+    if not suffix and ("/" in source or source in (".", "..")):
+        return "text"
+    return _SUFFIXES.get(suffix, source)
+
+
+_TAGS: dict[str, type[DataSection]] = {
+    "text": TextData,
+    "tokens": TokenData,
+    "table": TableData,
+    "digits": DigitsData,
+    "mnist": MnistData,
+    "synthetic": SyntheticData,
+    "import": ImportData,
+}
+
+Data = Annotated[
+    Annotated[TextData, Tag("text")]
+    | Annotated[TokenData, Tag("tokens")]
+    | Annotated[TableData, Tag("table")]
+    | Annotated[DigitsData, Tag("digits")]
+    | Annotated[MnistData, Tag("mnist")]
+    | Annotated[SyntheticData, Tag("synthetic")]
+    | Annotated[ImportData, Tag("import")],
+    Discriminator(_choose),
+]

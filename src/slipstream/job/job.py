@@ -1,0 +1,177 @@
+"""The job: what the user wants. Every setting that can be written is defined here or in the sections beside it."""
+
+import math
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from slipstream.job.base import Section
+from slipstream.job.data import Data, DigitsData, MnistData, SyntheticData, TextData, TokenData
+from slipstream.job.models import DecoderModel, HuggingFaceModel, ImportModel, Model, ResnetModel
+from slipstream.job.train import Classification, Evaluate, MaskedToken, NextToken, Regression, Task, Train
+from slipstream.job.units import Bytes, Count, Duration, Interval, Money, Span
+
+
+class Exchange(Section):
+    """How workers agree on an update."""
+
+    kind: Literal["allreduce"] = "allreduce"
+    """allreduce: the exact sum of all gradients, exchanged while backward still runs."""
+    bucket: Bytes = 25_000_000
+    """Gradients travel in buckets of about this size."""
+
+
+class LayoutChoice(Section):
+    """How the work is split. What is left out is chosen for the machine."""
+
+    replicate: Count | None = None
+    """Workers that each hold the whole model. Default: one per GPU, or one per CPU core."""
+    micro_batch: Count | None = None
+    """Samples a worker takes through the model at once. Default: its whole share of the batch."""
+
+
+class Machines(Section):
+    """Where it runs."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes the GPUs if there are any."""
+    price_per_hour: Money | None = None
+    """What this machine costs in an hour; the run then shows its cost."""
+
+
+class Limits(Section):
+    """What the run may take. At a limit the run writes a checkpoint and stops; `resume` goes on."""
+
+    deadline: Duration | None = None
+    """Longest time, counted over all resumes."""
+    budget: Money | None = None
+    """Most money; needs `machines.price_per_hour`."""
+    first_step: Duration = 900.0
+    """A worker that shows no sign of life for this long before its first step ends is reported as hanging."""
+    step: Duration = 120.0
+    """The same, after the first step."""
+
+
+class Checkpoint(Section):
+    """When the state is saved, so that nothing is lost."""
+
+    every: Interval = Span(0.1, "run")
+    """A number of steps, a part of the run (`10%`) or a time (`10m`)."""
+    keep: Count = 2
+    """How many of the newest to keep."""
+
+
+class Job(Section):
+    """What to train, on what, how, and within which limits."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")
+    """Names the run folder: letters, digits, dots, dashes."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Weights, sample order, dropout and everything random follow from it."""
+    model: Model
+    """What is trained."""
+    data: Data
+    """What is learned from."""
+    train: Train
+    """The recipe."""
+    exchange: Exchange = Exchange()
+    """How workers agree."""
+    layout: LayoutChoice = LayoutChoice()
+    """How the work is split."""
+    machines: Machines = Machines()
+    """Where it runs."""
+    limits: Limits = Limits()
+    """What it may take."""
+    checkpoint: Checkpoint = Checkpoint()
+    """When the state is saved."""
+
+    @property
+    def task(self) -> Task:
+        """The task as written, or the one the data is made for."""
+        if self.train.task is not None:
+            return self.train.task
+        if isinstance(self.data, (TextData, TokenData)):
+            return NextToken(kind="next-token")
+        if isinstance(self.data, (DigitsData, MnistData)):
+            return Classification(kind="classification")
+        assert isinstance(self.data, SyntheticData), "refused by _check_task"
+        return Regression(kind="regression")
+
+    @property
+    def on_text(self) -> bool:
+        """Whether samples are sequences of tokens."""
+        return isinstance(self.data, (TextData, TokenData))
+
+    @model_validator(mode="after")
+    def _check(self) -> "Job":
+        for problem in (*self._task_problems(), *self._effect_problems()):
+            raise ValueError(problem)
+        return self
+
+    def _task_problems(self) -> list[str]:
+        if self.train.task is None and not isinstance(
+            self.data, (TextData, TokenData, DigitsData, MnistData, SyntheticData)
+        ):
+            return ["train.task is needed for this data: classification or regression (or a token task)"]
+        task, own = self.task, isinstance(self.model, ImportModel) or not hasattr(self.data, "source")
+        tokens = isinstance(task, (NextToken, MaskedToken))
+        if tokens != self.on_text and not own:
+            return [f"train.task {task.kind} does not fit data.source {self.data.source!r}"]  # type: ignore[union-attr]
+        problems = []
+        if isinstance(self.model, DecoderModel) and not isinstance(task, NextToken):
+            problems.append(f"model.kind decoder sees only what came before, so it cannot do {task.kind}")
+        if isinstance(self.model, DecoderModel) and self.on_text and self.model.context:
+            sequence: int = self.data.sequence  # type: ignore[union-attr]
+            if sequence > self.model.context:
+                problems.append(f"data.sequence ({sequence}) is longer than model.context ({self.model.context})")
+        if not isinstance(self.model, (DecoderModel, ImportModel, HuggingFaceModel)) and tokens:
+            problems.append(f"model.kind {self.model.kind} takes numbers, not tokens; use decoder or huggingface")
+        if isinstance(self.model, ResnetModel) and isinstance(self.data, SyntheticData):
+            problems.append("model.kind resnet takes images; data.source synthetic has none")
+        if isinstance(task, Regression) and isinstance(self.data, (DigitsData, MnistData)):
+            problems.append(f"train.task regression does not fit data.source {self.data.source!r}, which has classes")
+        if isinstance(task, MaskedToken) and isinstance(self.data, TextData) and not self.data.pack:
+            problems.append("train.task masked-token needs data.pack: true")
+        return problems
+
+    def _effect_problems(self) -> list[str]:
+        """A setting that would have no effect is refused, never ignored."""
+        train, problems = self.train, []
+        if train.evaluate != Evaluate() and not self.data.validation:
+            problems.append("train.evaluate has no effect without held-out samples: set data.validation, for example 5%")
+        if train.sample and not (isinstance(self.task, NextToken) and isinstance(self.data, TextData)):
+            problems.append("train.sample needs the task next-token on text")
+        if train.tokens and not self.on_text:
+            problems.append("train.tokens needs data made of tokens; give samples, epochs or steps")
+        if self.limits.budget and not self.machines.price_per_hour:
+            problems.append("limits.budget has no effect without machines.price_per_hour")
+        if self.machines.device == "cpu" and train.precision == "tf32":
+            problems.append("train.precision tf32 exists on NVIDIA GPUs only; use fp32 on a CPU")
+        if self._has_batch_norm and self.layout.micro_batch:
+            problems.append(
+                "layout.micro_batch would change the curve: batch norm takes its statistics over the whole batch; "
+                "remove it, or set model.norm: group"
+            )
+        return problems
+
+    @property
+    def _has_batch_norm(self) -> bool:
+        return isinstance(self.model, ResnetModel) and self.model.norm == "batch"
+
+
+def total_samples(job: Job, training_samples: int) -> int:
+    """The length of the run in samples, before rounding up to whole batches."""
+    train = job.train
+    if train.samples is not None:
+        return train.samples
+    if train.tokens is not None:
+        return math.ceil(train.tokens / job.data.sequence)  # type: ignore[union-attr]
+    if train.epochs is not None:
+        return math.ceil(train.epochs * training_samples)
+    assert train.steps is not None, "Train admits exactly one length"
+    return train.steps * train.batch
+
+
+def dump(job: Job) -> dict[str, Any]:
+    """The job as plain values, every default written out, ready for YAML; it reads back as the same job."""
+    return job.model_dump(mode="json", by_alias=True, exclude_none=True)
