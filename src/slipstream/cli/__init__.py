@@ -1,0 +1,34 @@
+"""The command line: one small file per command, no logic of its own."""
+
+import sys
+
+import typer
+
+from slipstream.cli import doctor, init, resume, runs, schema, show, train
+from slipstream.cli.errors import run_and_exit
+
+app = typer.Typer(
+    help="Train neural networks: one job file, one command, one curve.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("init")(init.command)
+app.command("train")(train.command)
+app.command("resume")(resume.command)
+app.command("runs")(runs.command)
+app.command("show")(show.command)
+app.command("schema")(schema.command)
+app.command("doctor")(doctor.command)
+
+
+@app.callback(epilog="Exit codes: 0 done, 2 refused, 3 a worker failed, 4 a worker hung, 5 loss not finite, 6 stopped, 130 ended.")
+def _main() -> None:
+    """Train neural networks: one job file, one command, one curve."""
+
+
+def main() -> None:
+    """The program `slipstream`."""
+    sys.exit(run_and_exit(app))

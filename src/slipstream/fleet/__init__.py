@@ -1,0 +1,1 @@
+"""3. Launch: start the workers of a plan and watch over them."""

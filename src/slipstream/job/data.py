@@ -1,12 +1,23 @@
 """`data:` what is learned from. Chosen by `source` (a built-in name or a path) or by `import`."""
 
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
 
 from slipstream.job.base import Section
 from slipstream.job.units import Count, Fraction
+
+
+BUILT_IN_SOURCES = ("python-stdlib", "digits", "mnist", "synthetic")
+
+
+def absolute(path: str) -> str:
+    """A path that means the same wherever the run is resumed from. Relative ones start where the command is typed."""
+    return path if path in BUILT_IN_SOURCES else str(Path(path).expanduser().absolute())
+
+
+FilePath = Annotated[str, AfterValidator(absolute)]
 
 
 class DataSection(Section):
@@ -19,11 +30,11 @@ class DataSection(Section):
 class TextData(DataSection):
     """Text, tokenised once and kept in a cache: `python-stdlib`, a `.txt` or `.jsonl` file, or a folder of .txt."""
 
-    source: str
+    source: FilePath
     """`python-stdlib` (the source text of Python's own library), a path to .txt or .jsonl, or a folder of .txt."""
     sequence: Count = 256
     """Tokens in a sample."""
-    tokenizer: str | None = None
+    tokenizer: FilePath | None = None
     """Path to a `tokenizer.json`. Default: a byte-level BPE trained on this text."""
     vocabulary: Count | None = None
     """Size of the BPE trained on this text (at least 257, default 4096); not with `tokenizer`."""
@@ -46,7 +57,7 @@ class TextData(DataSection):
 class TokenData(DataSection):
     """Tokens in an `.npy` file: one row of integers, cut into sequences."""
 
-    source: str
+    source: FilePath
     """Path to the .npy file."""
     tokens: Literal[True]
     """Says that the .npy file holds tokens, not features."""
@@ -59,12 +70,20 @@ class TokenData(DataSection):
 class TableData(DataSection):
     """Rows of numbers: `.csv` and `.parquet` (extra [parquet]) with named columns, or a pair of `.npy` files."""
 
-    source: str
+    source: FilePath
     """Path to .csv or .parquet, or to the .npy file with the inputs."""
     target: str
     """The column to predict; for .npy the path to the file with the targets."""
     inputs: tuple[str, ...] | None = None
     """Columns to learn from. Default: all but the target."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _absolute_target(cls, value: Any) -> Any:
+        target = value.get("target") if isinstance(value, dict) else None
+        if isinstance(target, str) and target.endswith(".npy"):
+            return {**value, "target": absolute(target)}
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> "TableData":
@@ -87,7 +106,7 @@ class MnistData(DataSection):
 
     source: Literal["mnist"]
     """`mnist`."""
-    path: str
+    path: FilePath
     """The folder."""
 
 
@@ -115,7 +134,6 @@ class ImportData(DataSection):
     """Keyword arguments for it."""
 
 
-BUILT_IN_SOURCES = ("python-stdlib", "digits", "mnist", "synthetic")
 _SUFFIXES = {".txt": "text", ".jsonl": "text", ".csv": "table", ".parquet": "table"}
 
 

@@ -188,7 +188,7 @@ def _message(detail: ErrorDetails, section: type[BaseModel], path: tuple[str | i
     kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
     if kind == "extra_forbidden":
         valid = [name for name, field in _fields(section).items() if not field.exclude]
-        return f"unknown key{_nearest(str(path[-1]), valid)}; valid keys here: {', '.join(valid)}"
+        return f"unknown key{nearest(str(path[-1]), valid)}; valid keys here: {', '.join(valid)}"
     if kind == "missing":
         return f"is missing{_description(section, path)}"
     if kind in ("literal_error", "union_tag_invalid"):
@@ -197,8 +197,8 @@ def _message(detail: ErrorDetails, section: type[BaseModel], path: tuple[str | i
         shown = context.get("tag", value)
         if path[-1:] == ("data",):
             valid = [*BUILT_IN_SOURCES, "a path ending in .txt, .jsonl, .csv, .parquet or .npy", "a folder/"]
-            return f"unknown source {shown!r}{_nearest(str(shown), list(BUILT_IN_SOURCES))}; sources: {', '.join(valid)}"
-        return f"{shown!r} is not a valid choice{_nearest(str(shown), valid)}; valid: {', '.join(valid)}"
+            return f"unknown source {shown!r}{nearest(str(shown), list(BUILT_IN_SOURCES))}; sources: {', '.join(valid)}"
+        return f"{shown!r} is not a valid choice{nearest(str(shown), valid)}; valid: {', '.join(valid)}"
     if kind == "union_tag_not_found":
         return _CHOOSERS.get(str(path[-1]), "does not say which kind it is")
     if kind == "value_error":
@@ -221,7 +221,7 @@ _CHOOSERS = {
 }
 
 
-def _nearest(word: str, valid: list[str]) -> str:
+def nearest(word: str, valid: list[str]) -> str:
     near = difflib.get_close_matches(word.lower(), valid, n=1, cutoff=0.55)
     return f" (did you mean {near[0]!r}?)" if near else ""
 

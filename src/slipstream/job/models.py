@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, field_validator, model_validator
 
 from slipstream.job.base import Section, choice
+from slipstream.job.data import absolute
 from slipstream.job.units import Count, Fraction
 
 _ROPE_THETA = 10000.0
@@ -151,8 +152,10 @@ class HuggingFaceModel(Section):
 
     @field_validator("source")
     @classmethod
-    def _has_model_type(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
-        if isinstance(value, dict) and "model_type" not in value:
+    def _checked_source(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
+        if isinstance(value, str):
+            return absolute(value)
+        if "model_type" not in value:
             raise ValueError("the configuration needs a model_type, for example {model_type: bert, hidden_size: 128}")
         return value
 

@@ -1,0 +1,40 @@
+"""Built-in models, the user's own and Hugging Face's. A new model is one file and one line in `MODELS`."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from slipstream.data.base import Facts
+from slipstream.job import Job
+from slipstream.job.base import Section
+from slipstream.job.models import (
+    DecoderModel,
+    HuggingFaceModel,
+    ImportModel,
+    LinearModel,
+    MlpModel,
+    ResnetModel,
+)
+from slipstream.train.models.decoder import build_decoder
+from slipstream.train.models.huggingface import build_huggingface
+from slipstream.train.models.imported import build_imported
+from slipstream.train.models.mlp import build_linear, build_mlp
+from slipstream.train.models.resnet import build_resnet
+
+MODELS: dict[type[Section], Callable[[Job, Facts], nn.Module]] = {
+    DecoderModel: build_decoder,
+    ResnetModel: build_resnet,
+    MlpModel: build_mlp,
+    LinearModel: build_linear,
+    ImportModel: build_imported,
+    HuggingFaceModel: build_huggingface,
+}
+
+
+def build_model(job: Job, facts: Facts) -> nn.Module:
+    """A plain module that takes `Batch.inputs` and returns its outputs.
+
+    Those are logits [B, T, vocabulary] for tokens, logits [B, classes] for classification, numbers [B, k] for
+    regression. The weights follow from torch's random state, which the caller seeds; on the meta device there are none.
+    """
+    return MODELS[type(job.model)](job, facts)

@@ -1,0 +1,42 @@
+"""Optimisers, schedules, and how the batch moves the learning rate."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from slipstream.job.train import Adam, AdamW, Lamb, Lars, Momentum, Nesterov, Sgd
+from slipstream.train.optim.lamb import LAMB
+from slipstream.train.optim.lars import LARS
+
+AnyOptimizer = Sgd | Momentum | Nesterov | Adam | AdamW | Lars | Lamb
+Groups = list[dict[str, Any]]
+
+OPTIMIZERS: dict[type[AnyOptimizer], Callable[[Groups, Any], torch.optim.Optimizer]] = {
+    Sgd: lambda groups, o: torch.optim.SGD(groups, lr=o.lr, fused=True),
+    Momentum: lambda groups, o: torch.optim.SGD(groups, lr=o.lr, momentum=o.momentum, fused=True),
+    Nesterov: lambda groups, o: torch.optim.SGD(groups, lr=o.lr, momentum=o.momentum, nesterov=True, fused=True),
+    Adam: lambda groups, o: torch.optim.Adam(groups, lr=o.lr, betas=o.betas, eps=o.eps, fused=True),
+    AdamW: lambda groups, o: torch.optim.AdamW(groups, lr=o.lr, betas=o.betas, eps=o.eps, fused=True),
+    Lars: lambda groups, o: LARS(groups, o.lr, o.momentum, o.weight_decay, o.trust),
+    Lamb: lambda groups, o: LAMB(groups, o.lr, o.betas, o.eps, o.weight_decay),
+}
+
+
+def build_optimizer(setting: AnyOptimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimiser, over two groups: matrices, which decay and adapt, and the rest, which do not."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if not weights:
+        raise ValueError("the model has no parameter to train: every one has requires_grad=False")
+    decay = getattr(setting, "weight_decay", 0.0)
+    groups: Groups = [
+        {"params": [w for w in weights if is_matrix(w)], "weight_decay": decay, "adapt": True},
+        {"params": [w for w in weights if not is_matrix(w)], "weight_decay": 0.0, "adapt": False},
+    ]
+    return OPTIMIZERS[type(setting)]([group for group in groups if group["params"]], setting)
+
+
+def is_matrix(weight: nn.Parameter) -> bool:
+    """Whether weight decay, L1, L2 and trust ratios apply: to matrices, not to biases and norms."""
+    return weight.ndim >= 2

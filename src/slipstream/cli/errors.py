@@ -1,0 +1,40 @@
+"""From what went wrong to what a person reads and what a script sees: the exit codes."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+REFUSED, STOPPED, INTERRUPTED = 2, 6, 130
+
+
+def run_and_exit(program: Callable[..., Any]) -> int:
+    """Run the program; the exit code says how it went."""
+    try:
+        program()
+    except Exception as error:
+        code = _report(error)
+        if code is None:
+            raise
+        return code
+    return 0
+
+
+def _report(error: Exception) -> int | None:
+    """Print what is known of an error and return its exit code; None if it is a bug of ours."""
+    from slipstream.fleet.failure import render
+    from slipstream.fleet.local import WorkersFailed
+    from slipstream.job import JobError
+    from slipstream.runs import RunError
+
+    if isinstance(error, JobError):
+        number = len(error.problems)
+        print(f"the job cannot be run: {number} thing{'s' if number > 1 else ''} to mend", file=sys.stderr)
+        print("\n".join(f"  {problem}" for problem in error.problems), file=sys.stderr)
+        return REFUSED
+    if isinstance(error, RunError):
+        print(error, file=sys.stderr)
+        return REFUSED
+    if isinstance(error, WorkersFailed):
+        print(render(error.failure, error.run, error.stacks), file=sys.stderr)
+        return error.failure.exit_code
+    return None

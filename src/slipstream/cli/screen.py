@@ -1,0 +1,158 @@
+"""What a person sees of a run: the plan, a live bar, and what came of it."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from slipstream.job import Job, dump
+from slipstream.plan import Plan
+from slipstream.runs import RunFolder, read_lines
+from slipstream.runs.result import Result
+
+
+class Screen:
+    """A watcher who draws on the terminal; where there is none, a line now and then."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._price: float | None = None
+        self._spoke = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self.console.print(text, style="yellow" if text.startswith("warning") else "dim", markup=False)
+
+    def started(self, run: RunFolder, job: Job, plan: Plan) -> None:
+        """Show the plan that will be run."""
+        self._run, self._job = run, job
+        self._price = job.machines.price_per_hour
+        self._began, self._spent_before = time.monotonic(), run.seconds_spent()
+        self._metrics, self._events = Tail(run.metrics), Tail(run.events)
+        self.console.print(plan_table(run, job, plan))
+
+    def tick(self) -> None:
+        """Move the bar to where the run is."""
+        for event in self._events.new_lines():
+            if event["event"] == "build":
+                self._begin(event)
+        for line in self._metrics.new_lines():
+            self._advance(line)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            self.tick()
+            self._bar.stop()
+            self._bar = None
+
+    def _begin(self, build: dict[str, Any]) -> None:
+        self.say(f"{build['parameters']:,} parameters, {build['steps']:,} steps, {build['samples']:,} samples")
+        columns = (BarColumn(bar_width=None), TextColumn("{task.description}"), TimeElapsedColumn(), TimeRemainingColumn())
+        self._bar = Progress(TextColumn("{task.completed:,.0f}/{task.total:,.0f}"), *columns, console=self.console, expand=True)
+        self._task = self._bar.add_task("starting", total=build["steps"])
+        if self.console.is_terminal:
+            self._bar.start()
+
+    def _advance(self, line: dict[str, Any]) -> None:
+        assert self._bar is not None and self._task is not None, "the build event comes before the first step"
+        self._bar.update(self._task, completed=line["step"], description=self._describe(line))
+        if "val_loss" in line:
+            accuracy = f", accuracy {line['val_accuracy']:.1%}" if "val_accuracy" in line else ""
+            self.console.print(f"step {line['step']:>6,}   validation loss {line['val_loss']:.4f}{accuracy}")
+        elif not self.console.is_terminal and time.monotonic() - self._spoke > 10:
+            self._spoke = time.monotonic()
+            self.say(f"step {line['step']:>6,}   {self._describe(line)}")
+
+    def _describe(self, line: dict[str, Any]) -> str:
+        loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
+        unit = "tokens/s" if self._job.on_text else "samples/s"
+        return f"loss {loss}  {line['tokens_per_s']:,.0f} {unit}{self._cost(line)}"
+
+    def _cost(self, line: dict[str, Any]) -> str:
+        """Cost so far and to the end, where the machine has a price."""
+        if self._price is None or self._bar is None or self._task is None:
+            return ""
+        spent = self._spent_before + time.monotonic() - self._began
+        left = self._bar.tasks[0].time_remaining or 0.0
+        return f"  ${spent / 3600 * self._price:.2f} of ${(spent + left) / 3600 * self._price:.2f}"
+
+
+class Tail:
+    """New lines of a growing JSON-lines file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def new_lines(self) -> list[dict[str, Any]]:
+        """What was written since the last call, in whole lines."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def plan_table(run: RunFolder, job: Job, plan: Plan) -> Table:
+    """The plan, in words."""
+    length = next(f"{getattr(job.train, name):,} {name}" for name in job.train.LENGTHS if getattr(job.train, name))
+    table = Table(title="plan", title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2))
+    source = dump(job)["data"].get("source", dump(job)["data"].get("import"))
+    for word, meaning in (
+        ("machine", plan.machine),
+        ("model", _model_in_words(job)),
+        ("data", f"{source}, for {job.task.kind}"),
+        ("length", f"{length}, in batches of {job.train.batch:,}"),
+        ("layout", f"{plan.layout}, {plan.threads} thread{'s' if plan.threads > 1 else ''} each on {plan.device}"),
+        ("precision", plan.precision),
+        ("run", str(run.path)),
+    ):
+        table.add_row(word, meaning)
+    return table
+
+
+def _model_in_words(job: Job) -> str:
+    section = {k: v for k, v in job.model.model_dump(by_alias=True, exclude_unset=True).items() if k not in ("kind", "args")}
+    preset = section.get("preset")
+    return str(preset) if preset else ", ".join([job.model.kind, *(f"{key} {value}" for key, value in section.items())])
+
+
+def show_result(console: Console, run: RunFolder, result: Result) -> None:
+    """What came of it, and what to do next."""
+    first = next(read_lines(run.metrics))["loss"]
+    if result.sample is not None:
+        console.rule("what it writes now", style="dim")
+        console.print(result.sample, markup=False)
+        console.rule(style="dim")
+    loss = "not finite" if result.loss is None else f"{result.loss:.4f}"
+    start = "not finite" if first is None else f"{first:.4f}"
+    judged = "" if result.val_loss is None else f", validation {result.val_loss:.4f}"
+    judged += "" if result.val_accuracy is None else f", accuracy {result.val_accuracy:.1%}"
+    cost = "" if result.cost is None else f" and ${result.cost:.2f}"
+    skipped = f", {result.skipped} updates skipped" if result.skipped else ""
+    why = "" if result.status == "finished" else f" ({result.reason})"
+    console.print(
+        f"[bold]{result.status}[/]{why} after {result.step:,} steps in {result.seconds:.0f} s{cost}: "
+        f"loss {start} → {loss}{judged}{skipped}"
+    )
+
+
+def show_next(console: Console, run: RunFolder, result: Result) -> None:
+    """The commands to try next."""
+    console.print("next:", style="bold")
+    if result.status == "stopped":
+        console.print(f"  slipstream resume {run.path}", markup=False)
+        return
+    console.print(f"  slipstream show {run.path}              what it did; the curve is {run.curve}", markup=False)
+    console.print("  slipstream init classification          a job file of your own, with comments", markup=False)
+    console.print("  slipstream runs                         all runs so far", markup=False)

@@ -1,0 +1,52 @@
+"""`slipstream show`: one run, its plan, its course and what came of it."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from slipstream.cli.options import AsJson, RunArgument
+
+
+def command(run: RunArgument, as_json: AsJson = False) -> None:
+    """Show one run."""
+    import yaml
+
+    from slipstream.api import find_run
+    from slipstream.cli.summary import summarise
+    from slipstream.job import load_job
+    from slipstream.plan import Plan
+    from slipstream.runs import draw_curve, read_lines
+    from slipstream.runs.result import read_result
+
+    folder = find_run(run)
+    summary, result = summarise(folder), read_result(folder)
+    events = list(read_lines(folder.events))
+    if as_json:
+        plan = yaml.safe_load(folder.plan.read_text()) if folder.plan.exists() else None
+        print(json.dumps({**summary, "plan": plan, "result": asdict(result) if result else None, "events": events}, indent=2))
+        return
+    from rich.console import Console
+
+    from slipstream.cli.screen import plan_table, show_result
+
+    console = Console(highlight=False)
+    if folder.plan.exists():
+        console.print(plan_table(folder, load_job(folder.job), Plan.model_validate(yaml.safe_load(folder.plan.read_text()))))
+    _print_course(console, list(read_lines(folder.metrics)))
+    if result:
+        show_result(console, folder, result)
+    else:
+        console.print(f"{summary['status']} at step {summary['step']:,}")
+    if summary["status"] in ("stopped", "failed", "killed"):
+        console.print(f"  slipstream resume {folder.path}", markup=False)
+    if curve := draw_curve(folder):
+        console.print(f"curve: {curve}", markup=False)
+
+
+def _print_course(console: Any, lines: list[dict[str, Any]]) -> None:
+    """About ten lines of the curve."""
+    every = max(1, len(lines) // 10)
+    for line in lines[every - 1 :: every]:
+        loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
+        judged = f"   validation {line['val_loss']:.4f}" if "val_loss" in line else ""
+        console.print(f"  step {line['step']:>6,}   loss {loss}   lr {line['lr']:.2e}{judged}")

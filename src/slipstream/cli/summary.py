@@ -1,0 +1,32 @@
+"""A run in a few words, from its folder alone."""
+
+from typing import Any
+
+from slipstream.runs import RunFolder, read_lines
+from slipstream.runs.result import read_result
+
+
+def summarise(run: RunFolder) -> dict[str, Any]:
+    """Where a run stands: running, finished, stopped (at a limit or by a person), failed, or killed."""
+    result = read_result(run)
+    lines = list(read_lines(run.metrics))
+    last = lines[-1] if lines else {}
+    judged = [line["val_loss"] for line in lines if "val_loss" in line]
+    return {
+        "run": str(run.path),
+        "status": _status(run, result.status if result else None),
+        "step": last.get("step", 0),
+        "samples": last.get("samples", 0),
+        "loss": last.get("loss"),
+        "val_loss": judged[-1] if judged else None,
+        "seconds": round(run.seconds_spent(), 1),
+    }
+
+
+def _status(run: RunFolder, ended: str | None) -> str:
+    if run.is_running:
+        return "running"
+    if ended:
+        return ended
+    events = [event["event"] for event in read_lines(run.events)]
+    return "failed" if events and events[-1] == "failure" else "killed"

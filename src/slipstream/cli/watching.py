@@ -1,0 +1,34 @@
+"""Run something that trains, and show it."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+
+import typer
+
+from slipstream.api import Silence, Watcher
+from slipstream.cli.errors import INTERRUPTED, STOPPED
+from slipstream.cli.screen import Screen, show_next, show_result
+from slipstream.runs import RunFolder
+from slipstream.runs.result import Result
+
+
+def watch(start: Callable[[Watcher], Result], as_json: bool) -> None:
+    """Show a run from its plan to its result; with `as_json` only the result, as JSON."""
+    screen = Silence() if as_json else Screen()
+    try:
+        result = start(screen)
+    except KeyboardInterrupt:
+        print("ended at once; `slipstream resume` goes on from the last checkpoint", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        screen.close()
+    if isinstance(screen, Screen):
+        run = RunFolder(result.run)
+        show_result(screen.console, run, result)
+        show_next(screen.console, run, result)
+    else:
+        print(json.dumps(asdict(result), indent=2))
+    if result.status == "stopped":
+        raise typer.Exit(INTERRUPTED if result.reason == "interrupted" else STOPPED)

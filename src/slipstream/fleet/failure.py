@@ -1,0 +1,117 @@
+"""What went wrong: each worker's own record of it, which one came first, and the report a person reads."""
+
+import json
+import signal
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from slipstream.runs import RunFolder, write_text
+
+WORKER_FAILED, HANGING, NONFINITE = 3, 4, 5
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One worker's end."""
+
+    rank: int
+    step: int
+    phase: str
+    error: str
+    """The exception's name; `killed` or `hanging` where there was none."""
+    message: str
+    trace: str = ""
+    time: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """What the command returns."""
+        return {"NonFiniteLoss": NONFINITE, "hanging": HANGING}.get(self.error, WORKER_FAILED)
+
+
+def write_failure(run: RunFolder, rank: int, step: int, phase: str, error: BaseException) -> None:
+    """Leave a record for the launcher; called by the worker that failed."""
+    trace = "".join(traceback.format_exception(error))
+    failure = Failure(rank, step, phase, type(error).__name__, str(error), trace, time.time())
+    write_text(_record(run, rank), json.dumps(asdict(failure)))
+
+
+def read_failure(run: RunFolder, rank: int) -> Failure | None:
+    """The record that a worker left, if it could."""
+    try:
+        return Failure(**json.loads(_record(run, rank).read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def killed(rank: int, step: int, phase: str, code: int) -> Failure:
+    """A worker that ended without a word."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return Failure(rank, step, phase, "killed", f"the worker was killed by signal {-code} ({name})")
+    return Failure(rank, step, phase, "killed", f"the worker ended by itself with exit code {code} and no exception")
+
+
+def first_cause(failures: list[Failure]) -> Failure:
+    """The failure the others follow from: a death without a word, else the earliest that is not a lost connection."""
+    return min(failures, key=lambda failure: (failure.error != "killed", _is_echo(failure), failure.time))
+
+
+def _is_echo(failure: Failure) -> bool:
+    """Whether a failure only says that another worker is gone."""
+    lost = ("closed by peer", "Connection reset", "Broken pipe", "Socket closed", "timed out", "connectFullMesh")
+    return failure.error == "PeerStopped" or any(word in failure.message for word in lost)
+
+
+def hint(failure: Failure) -> str | None:
+    """What to do, where that is known."""
+    text = f"{failure.error} {failure.message}"
+    for words, advice in _HINTS:
+        if any(word in text for word in words):
+            return advice
+    return None
+
+
+_HINTS: list[tuple[tuple[str, ...], str]] = [
+    (("No space left", "Disk quota"), "the disk is full: free some space, then `slipstream resume`; the last checkpoint is whole"),
+    (("Read-only file system", "Permission denied"), "the run folder cannot be written: make it writable, or move it and resume it there"),
+    (("out of memory", "OutOfMemory", "can't allocate memory", "Cannot allocate memory"),
+     "out of memory: lower layout.micro_batch, data.sequence or the model's size"),
+    (("(SIGKILL)",), "if nobody did this, the system was out of memory: lower layout.micro_batch or the number of workers; "
+     "then `slipstream resume`"),
+    (("(SIGTERM)", "(SIGINT)", "(SIGHUP)"), "somebody or some scheduler ended it; `slipstream resume` goes on"),
+    (("NonFiniteLoss",), "lower the learning rate, add train.clip or warm-up, look at those samples; "
+     "or set train.on_nonfinite: skip"),
+    (("mat1 and mat2", "size mismatch", "must match the size", "shapes cannot be multiplied", "they must have", "they must be the same",
+      "Given groups", "expected input", "size of tensor"),
+     "a shape mismatch: what the model takes does not fit what the data gives; compare model and data in the job file"),
+    (("index out of range in self", "out of bounds"), "a token or class number is larger than the model has room for: check vocabulary or classes"),
+    (("Address already in use", "EADDRINUSE"), "a port is in use: end the program that holds it, or try again"),
+    (("hanging",), "the stacks below show where each worker waits; if it was only slow, raise limits.step or limits.first_step"),
+]  # fmt: skip
+
+
+def _record(run: RunFolder, rank: int) -> Path:
+    return run.failures / f"rank-{rank}.json"
+
+
+def stack_file(run: RunFolder, rank: int) -> Path:
+    """Where a worker leaves its stack when asked."""
+    return run.failures / f"stack-{rank}.txt"
+
+
+def render(failure: Failure, run: RunFolder, stacks: dict[int, str]) -> str:
+    """The report: stacks and traceback first, what happened and what to do last, where the eye is."""
+    parts = [f"--- rank {rank} was here ---\n{stack.strip()}" for rank, stack in sorted(stacks.items())]
+    if failure.trace:
+        parts.append(failure.trace.strip())
+    advice = hint(failure)
+    message = failure.message if len(failure.message) < 600 else failure.message[:600] + " …"
+    summary = [
+        f"rank {failure.rank} failed at step {failure.step} in {failure.phase}: {failure.error}: {message}",
+        *([f"what to do: {advice}"] if advice else []),
+        f"logs: {run.logs}/rank-{failure.rank}.log",
+    ]
+    return "\n\n".join([*parts, "\n".join(summary)])

@@ -1,0 +1,142 @@
+"""The local fleet: one process per worker on this machine, watched until the last has ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from slipstream.fleet.failure import Failure, first_cause, killed, read_failure, stack_file
+from slipstream.job import Job
+from slipstream.plan import Plan
+from slipstream.runs import RunFolder, create_pulse, read_pulse
+
+_TICK = 0.05
+_GRACE = 2.0
+"""Seconds the other workers have to end by themselves after one has failed."""
+
+
+class WorkersFailed(RuntimeError):
+    """The run ended before its time."""
+
+    def __init__(self, failure: Failure, run: RunFolder, stacks: dict[int, str]) -> None:
+        super().__init__(f"rank {failure.rank} failed at step {failure.step} in {failure.phase}: {failure.message}")
+        self.failure = failure
+        self.run = run
+        self.stacks = stacks
+
+
+class LocalFleet:
+    """The workers of one run on this machine."""
+
+    def __init__(self, run: RunFolder, job: Job, plan: Plan, home: str) -> None:
+        self._home = home
+        self._run, self._job, self._workers = run, job, plan.layout.workers
+        self._threads = plan.threads
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def run_to_end(self, lock: int, restore: Path | None, tick: Callable[[], None]) -> None:
+        """Start the workers and watch them; `tick` is called many times a second. Raises WorkersFailed."""
+        create_pulse(self._run.pulse, self._workers)
+        for record in self._run.failures.glob("*"):
+            record.unlink()
+        with tempfile.TemporaryDirectory(prefix="slipstream-") as meeting:
+            try:
+                for rank in range(self._workers):
+                    self._processes.append(self._start(rank, Path(meeting) / "rendezvous", lock, restore))
+                self._watch(tick)
+            finally:
+                self._end_all()
+
+    def interrupt(self) -> None:
+        """Ask the workers for a checkpoint and a stop."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+
+    def _start(self, rank: int, meeting: Path, lock: int, restore: Path | None) -> subprocess.Popen[bytes]:
+        words = [str(self._run.path), str(rank), str(self._workers), f"file://{meeting}", *([str(restore)] if restore else [])]
+        with (self._run.logs / f"rank-{rank}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "slipstream.fleet.worker", *words],
+                stdin=subprocess.PIPE,  # its end tells the worker that the launcher is gone
+                stdout=log,
+                stderr=log,
+                pass_fds=[lock],
+                start_new_session=True,  # so that Ctrl-C reaches the launcher alone, which asks for a checkpoint
+                env=self._environment(),
+            )
+
+    def _environment(self) -> dict[str, str]:
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        return {
+            "GLOO_SOCKET_IFNAME": loopback,
+            "OMP_NUM_THREADS": str(self._threads),
+            "TOKENIZERS_PARALLELISM": "false",
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in [self._home, *sys.path] if path),
+        }
+
+    def _watch(self, tick: Callable[[], None]) -> None:
+        while True:
+            codes = [process.poll() for process in self._processes]
+            if any(codes):
+                raise WorkersFailed(self._gather_failures(), self._run, {})
+            if all(code == 0 for code in codes):
+                return
+            if hanging := self._find_hanging():
+                raise WorkersFailed(hanging, self._run, self._collect_stacks())
+            tick()
+            time.sleep(_TICK)
+
+    def _gather_failures(self) -> Failure:
+        """Give every worker a moment to say what it knows, then name the first cause."""
+        until = time.monotonic() + _GRACE
+        while time.monotonic() < until and any(process.poll() is None for process in self._processes):
+            time.sleep(_TICK)
+        failures = []
+        for rank, (process, beat) in enumerate(zip(self._processes, read_pulse(self._run.pulse), strict=True)):
+            if process.poll():
+                failures.append(
+                    read_failure(self._run, rank) or killed(rank, beat.step, beat.phase, process.returncode)
+                )
+        return first_cause(failures)
+
+    def _find_hanging(self) -> Failure | None:
+        """The worker that the others wait for, when one has shown no sign of life for too long."""
+        now, beats = time.monotonic(), read_pulse(self._run.pulse)
+        waited = [now - beat.time for beat in beats]
+        limits = [self._job.limits.step if beat.step > 1 else self._job.limits.first_step for beat in beats]
+        running = [rank for rank, process in enumerate(self._processes) if process.poll() is None]
+        late = [rank for rank in running if waited[rank] > limits[rank]]
+        if not late:
+            return None
+        # Those that wait in an exchange are waiting for someone; the one that is elsewhere is whom they wait for.
+        rank = min(late, key=lambda rank: (beats[rank].phase == "exchange", beats[rank].time))
+        beat = beats[rank]
+        message = f"the worker has shown no sign of life for {waited[rank]:.0f} s"
+        return Failure(rank, beat.step, beat.phase, "hanging", message)
+
+    def _collect_stacks(self) -> dict[int, str]:
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGUSR1)
+        time.sleep(0.5)
+        return {
+            rank: stack_file(self._run, rank).read_text() or "(it did not answer: stopped, or stuck in the kernel)"
+            for rank, process in enumerate(self._processes)
+            if process.poll() is None
+        }
+
+    def _end_all(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self._processes:
+            process.wait()
+            if process.stdin:
+                process.stdin.close()
+        self._run.pulse.unlink(missing_ok=True)

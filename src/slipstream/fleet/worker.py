@@ -1,0 +1,131 @@
+"""One worker: the process that a fleet starts for every rank. `python -m slipstream.fleet.worker RUN RANK SIZE WHERE`."""
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from slipstream.fleet.failure import stack_file, write_failure
+from slipstream.job import Job, load_job
+from slipstream.plan import Plan
+from slipstream.runs import Pulse, RunFolder, read_lines
+from slipstream.runs.result import Result, write_result
+
+if TYPE_CHECKING:
+    from slipstream.train.loop import Trained
+    from slipstream.train.world import Seat
+
+
+def main() -> None:
+    """Run one rank to its end. What goes wrong is left on record for the launcher."""
+    run, rank, size, where = RunFolder(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    restore = Path(sys.argv[5]) if len(sys.argv) > 5 else None
+    threading.Thread(target=_die_with_launcher, daemon=True).start()
+    pulse = Pulse(run.pulse, rank)
+    try:
+        with stack_file(run, rank).open("w") as stacks:
+            faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+            from slipstream.train.world import Seat
+
+            run_rank(run, Seat(rank, size, where), restore, pulse)
+        code = 0
+    except Exception as error:
+        write_failure(run, rank, pulse.step, pulse.phase, error)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: the thread of a checkpoint may wait for workers that are gone, and exit handlers for that thread.
+    os._exit(code)
+
+
+def _die_with_launcher() -> None:
+    """The launcher holds the other end of standard input: when it is gone, however it went, so are its workers."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+def run_rank(run: RunFolder, seat: "Seat", restore: Path | None, pulse: Pulse) -> None:
+    """What every rank does: join the others, train, and (the first one) leave the result."""
+    pulse.beat("start")
+    job = load_job(run.job)
+    plan = Plan.model_validate(yaml.safe_load(run.plan.read_text()))
+    import torch
+
+    from slipstream.train.control import Control
+    from slipstream.train.loop import train
+    from slipstream.train.world import World
+
+    torch.set_num_threads(plan.threads)
+    control = Control(job, run.seconds_spent())
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: control.interrupt())
+    world = World.join(seat, plan.device)
+    try:
+        trained = train(job, plan, run, world, pulse, control, restore)
+        if world.rank == 0:
+            with pulse.during("export"):
+                _finish(run, job, plan, trained)
+    finally:
+        world.leave()
+
+
+def _finish(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> None:
+    sample = export = None
+    if trained.stopped is None:
+        sample, export = _write_sample(job, trained), _write_export(run, job, trained)
+    last = max(read_lines(run.metrics), key=lambda line: int(line["step"]))
+    seconds, price = run.seconds_spent(), job.machines.price_per_hour
+    write_result(
+        run,
+        Result(
+            run=str(run.path),
+            status="stopped" if trained.stopped else "finished",
+            reason=trained.stopped,
+            step=trained.progress.step,
+            samples=trained.progress.samples,
+            tokens=trained.progress.samples * trained.facts.tokens_per_sample,
+            parameters=sum(weight.numel() for weight in trained.model.parameters()),
+            loss=last["loss"],
+            val_loss=last.get("val_loss"),
+            val_accuracy=last.get("val_accuracy"),
+            skipped=trained.progress.skipped,
+            workers=plan.layout.workers,
+            seconds=round(seconds, 3),
+            cost=round(seconds / 3600 * price, 4) if price else None,
+            sample=sample,
+            export=export,
+        ),
+    )
+
+
+def _write_sample(job: Job, trained: "Trained") -> str | None:
+    from slipstream.data.text import tokenizer_path
+    from slipstream.evaluate.generate import generate
+
+    wish = job.train.sample
+    if wish is None:
+        return None
+    device = next(trained.model.parameters()).device
+    context = trained.facts.inputs[0]
+    return generate(
+        trained.model, tokenizer_path(job), wish.prompt, wish.tokens, wish.temperature, job.seed, context, device
+    )
+
+
+def _write_export(run: RunFolder, job: Job, trained: "Trained") -> str:
+    from slipstream.data.text import tokenizer_path
+    from slipstream.evaluate.export import export
+    from slipstream.job.data import TextData
+
+    tokenizer = tokenizer_path(job) if isinstance(job.data, TextData) else None
+    return str(export(trained.model, job, trained.facts, run.export, tokenizer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""A run's checkpoints on disk: which are whole, which are damaged, which may go.
+
+A checkpoint is a folder `step-00000123`. Its manifest, with the size and checksum of every other file, is written
+last: a folder without one is unfinished, and one whose files do not match it is damaged. Neither is ever restored.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from slipstream.runs.folder import write_text
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come. Schedule, data position and random state follow from it and the job's seed."""
+
+    step: int = 0
+    samples: int = 0
+    skipped: int = 0
+    """Updates left out for overflow or a loss that was not finite."""
+    scale: float | None = None
+    """Loss scale of fp16."""
+    good_steps: int = 0
+    """Steps since the scale last moved."""
+
+
+def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path | None:
+    """The newest whole checkpoint. Damaged ones are passed over, with a warning that says so."""
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        if not (path / MANIFEST).exists():
+            continue  # unfinished: the run ended while it was being written
+        damage = find_damage(path)
+        if damage is None:
+            return path
+        warn(f"checkpoint {path.name} is damaged ({damage}); going back to the one before it")
+    return None
+
+
+def find_damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        for name, expected in manifest["files"].items():
+            file = path / name
+            if not file.exists():
+                return f"{name} is missing"
+            if file.stat().st_size != expected["bytes"] or _checksum(file) != expected["sha256"]:
+                return f"{name} has changed"
+        Progress(**manifest["progress"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"its manifest cannot be read: {error}"
+    return None
+
+
+def read_progress(path: Path) -> Progress:
+    """How far the run had come when this checkpoint was written."""
+    return Progress(**json.loads((path / MANIFEST).read_text())["progress"])
+
+
+def seal(path: Path, progress: Progress) -> None:
+    """Write the manifest, which makes the checkpoint a whole one."""
+    files = {
+        file.name: {"bytes": file.stat().st_size, "sha256": _checksum(file)}
+        for file in sorted(path.iterdir())
+        if file.name != MANIFEST
+    }
+    write_text(path / MANIFEST, json.dumps({"progress": asdict(progress), "files": files}, indent=1))
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest whole checkpoints, and what unfinished writes left behind."""
+    whole = sorted(path for path in folder.glob("step-*") if (path / MANIFEST).exists())
+    for path in set(folder.glob("step-*")) - set(whole[-keep:]):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()

@@ -1,0 +1,158 @@
+"""A run's folder: what one execution leaves behind, and who may write to it."""
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class RunError(ValueError):
+    """A run folder cannot be used as asked."""
+
+
+class RunFolder:
+    """The files of one run. Paths are attributes; `events` is the diary."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.job = self.path / "job.yaml"
+        self.plan = self.path / "plan.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.events = self.path / "events.jsonl"
+        self.result = self.path / "result.json"
+        self.curve = self.path / "curve.png"
+        self.checkpoints = self.path / "checkpoints"
+        self.export = self.path / "export"
+        self.logs = self.path / "logs"
+        self.failures = self.path / "failures"
+        self.pulse = self.path / "pulse"
+        self._lock = self.path / "lock"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @classmethod
+    def create(cls, path: Path, job: dict[str, Any]) -> "RunFolder":
+        """Make a new folder. An existing run is never overwritten."""
+        run = cls(path)
+        if run.job.exists():
+            raise RunError(f"{path} already holds a run; go on with `slipstream resume {path}`, or choose another folder")
+        try:
+            run.checkpoints.mkdir(parents=True, exist_ok=True)
+            run.logs.mkdir(exist_ok=True)
+            run.failures.mkdir(exist_ok=True)
+            write_yaml(run.job, job)
+        except OSError as error:
+            raise RunError(f"{path} cannot be written: {error.strerror}; choose another folder with --run-dir") from error
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """Find an existing run."""
+        if not (path / "job.yaml").exists():
+            raise RunError(f"{path} holds no run (no job.yaml in it); `slipstream runs` lists those there are")
+        return cls(path)
+
+    def lock(self, patience: float = 15.0) -> int:
+        """Take the run for this process and those it starts: the returned descriptor is inherited by them.
+
+        The lock lasts until the last process that holds the descriptor is gone, so that workers whose launcher was
+        killed can never write beside those of a resume.
+        """
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
+        until = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    os.close(descriptor)
+                    raise RunError(f"{self.path} is being run by another process; wait for it, or stop it") from None
+                time.sleep(0.05)
+            else:
+                return descriptor
+
+    @property
+    def is_running(self) -> bool:
+        """Whether some process holds the run."""
+        if not self._lock.exists():
+            return False
+        descriptor = os.open(self._lock, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Write a line into the run's diary."""
+        append_line(self.events, {"time": round(time.time(), 3), "event": kind, **facts})
+
+    def seconds_spent(self) -> float:
+        """Running time so far, over all launches."""
+        spent, began, last = 0.0, None, 0.0
+        for event in read_lines(self.events):
+            if event["event"] == "launch":
+                spent += last - began if began else 0.0
+                began = event["time"]
+            last = event["time"]
+        if began is None:
+            return spent
+        if self.metrics.exists():
+            last = max(last, self.metrics.stat().st_mtime)
+        return spent + last - began
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Add one line of JSON."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a JSON-lines file; one torn by a crash, which can only be the last, is left out."""
+    if not path.exists():
+        return
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        yield json.loads(line)
+
+
+def truncate_metrics(path: Path, step: int) -> None:
+    """Forget the steps after `step`, so that resuming from there writes each step exactly once."""
+    kept = [line for line in read_lines(path) if line["step"] <= step]
+    write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file in one move: a reader sees the old text or the new, never a part."""
+    draft = path.with_name(path.name + ".draft")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def write_yaml(path: Path, values: dict[str, Any]) -> None:
+    """Replace a YAML file in one move."""
+    write_text(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+def new_run_path(root: Path, name: str) -> Path:
+    """`root/name-1`, `root/name-2`, …: the first that is free."""
+    taken = [re.fullmatch(re.escape(name) + r"-(\d+)", p.name) for p in root.glob("*")] if root.exists() else []
+    return root / f"{name}-{max((int(match[1]) for match in taken if match), default=0) + 1}"
+
+
+def find_runs(root: Path) -> list[RunFolder]:
+    """All runs below a folder, oldest first."""
+    return [RunFolder(job.parent) for job in sorted(root.glob("*/job.yaml"), key=lambda p: p.stat().st_mtime)]

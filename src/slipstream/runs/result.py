@@ -1,0 +1,48 @@
+"""The result of a run: what it came to."""
+
+import json
+from dataclasses import asdict, dataclass
+
+from slipstream.runs.folder import RunFolder, write_text
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to, or has come to when it was stopped."""
+
+    run: str
+    """The run's folder."""
+    status: str
+    """`finished`, or `stopped` at a limit or by a person: then `resume` goes on."""
+    reason: str | None
+    """Why it was stopped: interrupted, deadline or budget."""
+    step: int
+    samples: int
+    tokens: int
+    parameters: int
+    loss: float | None
+    """Of the last step."""
+    val_loss: float | None
+    """On all held-out samples, if there are any and the run is finished."""
+    val_accuracy: float | None
+    skipped: int
+    """Updates left out for overflow or a loss that was not finite."""
+    workers: int
+    seconds: float
+    """Running time, over all launches."""
+    cost: float | None
+    """In dollars, where the machine has a price."""
+    sample: str | None
+    """Text the model wrote at the end."""
+    export: str | None
+    """Folder with the weights."""
+
+
+def write_result(run: RunFolder, result: Result) -> None:
+    """Write result.json."""
+    write_text(run.result, json.dumps(asdict(result), indent=2) + "\n")
+
+
+def read_result(run: RunFolder) -> Result | None:
+    """The result, if there is one yet."""
+    return Result(**json.loads(run.result.read_text())) if run.result.exists() else None

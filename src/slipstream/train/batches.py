@@ -1,0 +1,139 @@
+"""From the order of samples to what one worker takes through its model in each step."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.data import Dataset
+from slipstream.data.base import Batch
+from slipstream.data.order import Order
+from slipstream.data.stream import prefetch
+from slipstream.job import Job
+from slipstream.job.data import ImportData, TextData
+from slipstream.job.train import MaskedToken
+from slipstream.plan import Plan
+from slipstream.runs import Pulse
+from slipstream.train import tasks
+from slipstream.train.precision import weight_dtype
+from slipstream.train.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples that go through the model at once."""
+
+    inputs: Tensor
+    targets: Tensor
+    positions: Tensor
+    """Where each sample stands in the run: what its dropout masks are made from."""
+    indices: np.ndarray
+    """Which sample of the data each one is: what an error names."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One worker's part of one step."""
+
+    start: int
+    """Samples seen before this step."""
+    size: int
+    """Samples in this step, over all workers."""
+    micro_batches: list[MicroBatch]
+    weight: int
+    """Predictions in this worker's part."""
+
+
+class Batches:
+    """What this worker will see, from any point of the run."""
+
+    def __init__(self, job: Job, plan: Plan, dataset: Dataset, rank: int) -> None:
+        self._job, self._plan, self._dataset, self._rank = job, plan, dataset, rank
+        self._order = Order(len(dataset), job.data.validation, job.seed)
+        self._own_data = isinstance(job.data, ImportData)
+        self.timeline = Timeline.of(job, self._order.training)
+        if isinstance(job.task, MaskedToken):
+            self._mask_id  # a tokeniser without a mask is refused now, not in the middle of a step
+
+    def from_sample(self, seen: int, pulse: Pulse) -> Iterator[Share]:
+        """Shares of the steps after `seen` samples, fetched ahead in the background."""
+        first = self.timeline.starts.index(seen)
+        # The user's own dataset may draw random numbers, which only the main thread can do reproducibly.
+        ahead: Iterator[Share] = (
+            (self._share(step) for step in range(first, self.timeline.steps))
+            if self._own_data
+            else prefetch(self._share, first, self.timeline.steps)
+        )
+        with closing(ahead):  # type: ignore[type-var]
+            while True:
+                with pulse.during("data"):
+                    share = next(ahead, None)
+                if share is None:
+                    return
+                yield share
+
+    @property
+    def held_out(self) -> int:
+        """How many samples are held out."""
+        return self._order.held_out
+
+    def held_out_samples(self, everything: bool) -> np.ndarray:
+        """The samples to judge on."""
+        samples = self._order.validation_indices()
+        return samples if everything else samples[: self._job.train.evaluate.samples]
+
+    def fetch_held_out(self, indices: np.ndarray) -> Batch:
+        """Held-out samples, as the model takes them. What is hidden of one is the same each time."""
+        return self._prepare(self._dataset.fetch(indices), indices)
+
+    def _share(self, step: int) -> Share:
+        start, end = self.timeline.starts[step], self.timeline.starts[step + 1]
+        mine = self._plan.layout.share(self._rank, start, end - start)
+        positions = np.arange(mine.start, mine.stop)
+        indices = self._order.indices(mine.start, len(mine))
+        if self._own_data:
+            seed_everything(self._job.seed, mine.start)
+        batch = self._prepare(self._dataset.fetch(indices), positions)
+        size = self._plan.layout.micro_batch
+        return Share(
+            start,
+            end - start,
+            [
+                MicroBatch(
+                    batch.inputs[first : first + size],
+                    batch.targets[first : first + size],
+                    torch.from_numpy(positions[first : first + size]),
+                    indices[first : first + size],
+                )
+                for first in range(0, len(mine), size)
+            ],
+            tasks.weight(self._job.task, batch.targets),
+        )
+
+    def _prepare(self, batch: Batch, positions: np.ndarray) -> Batch:
+        if isinstance(self._job.task, MaskedToken):
+            batch = tasks.hide_tokens(batch, positions, self._job, self._dataset.facts.outputs, self._mask_id)
+        if batch.inputs.is_floating_point():
+            batch = Batch(batch.inputs.to(weight_dtype(self._plan)), batch.targets)
+        return batch
+
+    @cached_property
+    def _mask_id(self) -> int:
+        from slipstream.data.text import mask_id
+
+        if not isinstance(self._job.data, TextData):
+            raise ValueError("train.task masked-token needs text, whose tokeniser has a mask token")
+        return mask_id(self._job)
+
+
+def seed_everything(seed: int, position: int) -> None:
+    """Put every global source of random numbers into a state that follows from the place in the run alone."""
+    mixed = int(np.random.SeedSequence([seed, position]).generate_state(1, np.uint64)[0])
+    torch.manual_seed(mixed)
+    np.random.seed(mixed % 2**32)
+    random.seed(mixed)

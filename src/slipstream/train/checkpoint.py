@@ -1,0 +1,113 @@
+"""Writing checkpoints beside training, by torch's distributed checkpoint (DCP), and restoring them on any layout."""
+
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from slipstream.runs.checkpoints import Progress, prune, seal
+from slipstream.train.world import World
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written. Those before it are untouched."""
+
+
+def _dcp() -> ModuleType:
+    """Loaded when the first checkpoint is written or read: it would add half a second to every start."""
+    import torch.distributed.checkpoint as dcp
+
+    return dcp
+
+
+def load(path: Path, model: nn.Module, optimizer: Optimizer, alone: bool) -> None:
+    """Restore weights and optimiser state in place; any number of workers may read what any other number wrote."""
+    dcp = _dcp()
+    reader = dcp.FileSystemReader(path)
+    state = _state(model, optimizer, reader.read_metadata().state_dict_metadata)
+    dcp.load(state, storage_reader=reader, no_dist=alone)
+    by_name = dict(model.named_parameters())
+    for key, tensor in state.items():
+        if key.startswith("optimizer/"):
+            name, slot = key.removeprefix("optimizer/").rsplit("/", 1)
+            optimizer.state[by_name[name]][slot] = tensor
+
+
+def _state(model: nn.Module, optimizer: Optimizer, saved: dict[str, Any] | None = None) -> dict[str, Tensor]:
+    """All tensors of a run under flat names; with `saved`, with room for what the optimiser had saved there."""
+    state = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    for name, weight in model.named_parameters():
+        for slot, tensor in optimizer.state.get(weight, {}).items():
+            if tensor is not None:
+                state[f"optimizer/{name}/{slot}"] = tensor
+    for key, metadata in (saved or {}).items():
+        if key.startswith("optimizer/"):
+            name = key.removeprefix("optimizer/").rsplit("/", 1)[0]
+            device = dict(model.named_parameters())[name].device if len(metadata.size) else "cpu"
+            state[key] = torch.empty(metadata.size, dtype=metadata.properties.dtype, device=device)
+    return state
+
+
+class Checkpointer:
+    """Writes checkpoints in a thread of its own, one at a time, and keeps the newest few."""
+
+    def __init__(self, folder: Path, keep: int, world: World) -> None:
+        self._folder, self._keep, self._world = folder, keep, world
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[Path] | None = None
+
+    def save(self, progress: Progress, model: nn.Module, optimizer: Optimizer) -> None:
+        """Copy the state, which takes a moment, and write the copy while training goes on."""
+        self.wait()
+        copies = {key: tensor.detach().to("cpu", copy=True) for key, tensor in _state(model, optimizer).items()}
+        self._pending = self._thread.submit(self._write, progress, copies)
+
+    def check(self) -> None:
+        """Raise if the write in the background has failed."""
+        if self._pending and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when the last checkpoint is whole; raise if it failed."""
+        if self._pending is None:
+            return
+        try:
+            self._pending.result()
+        except Exception as error:
+            raise CheckpointError(_explain(error, self._folder)) from error
+        finally:
+            self._pending = None
+
+    def close(self) -> None:
+        """Finish writing."""
+        self.wait()
+        self._thread.shutdown()
+
+    def _write(self, progress: Progress, state: dict[str, Tensor]) -> Path:
+        dcp = _dcp()
+        path = self._folder / f"step-{progress.step:08d}"
+        if self._world.rank == 0 and path.exists():
+            shutil.rmtree(path)
+        dcp.save(
+            state,
+            storage_writer=dcp.FileSystemWriter(path, overwrite=True),
+            process_group=self._world.checkpoint_group,
+            no_dist=self._world.size == 1,
+        )
+        # DCP returns on rank 0 only when every worker has written its part.
+        if self._world.rank == 0:
+            seal(path, progress)
+            prune(self._folder, self._keep)
+        return path
+
+
+def _explain(error: BaseException, folder: Path) -> str:
+    """The first cause, in a sentence: DCP wraps the failures of all workers into one."""
+    causes = list(getattr(error, "failures", {}).values())
+    cause = causes[0][0] if causes else error
+    return f"the checkpoint could not be written to {folder}: {type(cause).__name__}: {cause}"

@@ -1,0 +1,62 @@
+"""When to save and when to stop: limits, and the wish of whoever runs the job. All workers decide the same."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.job import Job
+from slipstream.train.world import World
+
+INTERRUPTED, DEADLINE, BUDGET = "interrupted", "deadline", "budget"
+_REASONS = (INTERRUPTED, DEADLINE, BUDGET)
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all workers know after a step."""
+
+    loss: float
+    stop: str | None
+    """Why to stop now, if so."""
+    save: bool
+    """Whether the time for a checkpoint has come."""
+
+
+class Control:
+    """This worker's view of the limits."""
+
+    def __init__(self, job: Job, spent: float) -> None:
+        self._job = job
+        self._began = time.monotonic() - spent
+        self._saved = time.monotonic()
+        self._interrupted = False
+
+    def interrupt(self) -> None:
+        """Ask for a checkpoint and a stop after the step under way. Safe in a signal handler."""
+        self._interrupted = True
+
+    def saved(self) -> None:
+        """A checkpoint was just taken."""
+        self._saved = time.monotonic()
+
+    def agree(self, loss: float, world: World) -> Agreed:
+        """Sum the loss over all workers, and with it every wish to stop or save, so that none acts alone."""
+        wishes = [float(self._interrupted), 0.0, 0.0, 0.0]
+        if world.rank == 0:  # clocks differ; one decides
+            wishes[1:] = [float(self._past_deadline()), float(self._past_budget()), float(self._save_due())]
+        total, *counts = world.sum(torch.tensor([loss, *wishes], dtype=torch.float64)).tolist()
+        reason = next((why for why, count in zip(_REASONS, counts, strict=False) if count), None)
+        return Agreed(total, reason, bool(counts[-1]))
+
+    def _past_deadline(self) -> bool:
+        deadline = self._job.limits.deadline
+        return deadline is not None and time.monotonic() - self._began > deadline
+
+    def _past_budget(self) -> bool:
+        budget, price = self._job.limits.budget, self._job.machines.price_per_hour
+        return bool(budget and price and (time.monotonic() - self._began) / 3600 * price > budget)
+
+    def _save_due(self) -> bool:
+        every = self._job.checkpoint.every
+        return every.unit == "seconds" and time.monotonic() - self._saved > every.amount

@@ -1,0 +1,62 @@
+"""Recording a run: one line of metrics for each step, written by the first worker."""
+
+import math
+import time
+from typing import Any
+
+from torch import nn
+
+from slipstream.data.base import Facts
+from slipstream.runs import RunFolder, append_line
+from slipstream.runs.checkpoints import Progress
+from slipstream.train.timeline import Timeline
+from slipstream.train.update import Updated
+from slipstream.train.world import World
+
+
+class Recorder:
+    """The first worker's pen; with the others it does not write."""
+
+    def __init__(self, run: RunFolder, facts: Facts, world: World) -> None:
+        self._run, self._facts = run, facts
+        self._writes = world.rank == 0
+        self._clock = time.perf_counter()
+        self._seconds = 0.0
+
+    def start(self, model: nn.Module, timeline: Timeline) -> None:
+        """Say what is about to be trained."""
+        if self._writes:
+            self._run.event(
+                "build",
+                parameters=sum(weight.numel() for weight in model.parameters()),
+                steps=timeline.steps,
+                samples=timeline.samples,
+                tokens=timeline.samples * self._facts.tokens_per_sample,
+            )
+
+        self._clock = time.perf_counter()
+
+    def lap(self) -> None:
+        """A step's own work is done: what comes now, such as judging, does not count as its time."""
+        self._seconds = time.perf_counter() - self._clock
+
+    def step(self, progress: Progress, batch: int, loss: float, updated: Updated, judged: dict[str, float]) -> None:
+        """Write one step's line."""
+        self._clock = time.perf_counter()
+        if not self._writes:
+            return
+        line: dict[str, Any] = {
+            "step": progress.step,
+            "samples": progress.samples,
+            "loss": loss if math.isfinite(loss) else None,
+            "lr": updated.lr,
+            "tokens_per_s": round(batch * self._facts.tokens_per_sample / self._seconds, 1),
+            "seconds": round(self._seconds, 6),
+        }
+        if updated.norm is not None and math.isfinite(updated.norm):
+            line["grad_norm"] = updated.norm
+        if updated.skipped:
+            line["skipped"] = True
+        if progress.scale is not None:
+            line["loss_scale"] = progress.scale
+        append_line(self._run.metrics, line | judged)

@@ -1,0 +1,93 @@
+"""Tasks: what is asked of the model, and how an answer is weighed.
+
+A loss is a sum over what is predicted, never a mean: the loop divides by the weight of the whole batch, over all
+micro-batches and workers, so that every token counts the same wherever it is computed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from slipstream.data.base import IGNORED, Batch
+from slipstream.job import Job
+from slipstream.job.train import Classification, MaskedToken, NextToken, Regression
+
+AnyTask = NextToken | MaskedToken | Classification | Regression
+LossSum = Callable[[Tensor, Tensor, Any], Tensor]
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    if outputs.shape[:-1] != targets.shape:
+        raise ValueError(
+            f"the model's outputs have the shape {tuple(outputs.shape)}, but for targets of the shape "
+            f"{tuple(targets.shape)} they must have one dimension more: a score for each class or token"
+        )
+    scores = outputs.flatten(0, -2)
+    return F.cross_entropy(
+        scores if scores.dtype == torch.float64 else scores.float(),
+        targets.flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
+
+
+def _squared_error(outputs: Tensor, targets: Tensor, _task: AnyTask) -> Tensor:
+    if outputs.shape != targets.shape:
+        raise ValueError(
+            f"the model's outputs have the shape {tuple(outputs.shape)}, the targets {tuple(targets.shape)}; "
+            "for regression they must be the same"
+        )
+    wide = outputs if outputs.dtype == torch.float64 else outputs.float()
+    return F.mse_loss(wide, targets.to(wide.dtype), reduction="sum")
+
+
+LOSSES: dict[type[AnyTask], LossSum] = {
+    NextToken: lambda outputs, targets, _: _cross_entropy(outputs, targets),
+    MaskedToken: lambda outputs, targets, _: _cross_entropy(outputs, targets),
+    Classification: lambda outputs, targets, task: _cross_entropy(outputs, targets, task.label_smoothing),
+    Regression: _squared_error,
+}
+
+
+def loss_sum(task: AnyTask, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of some samples, summed over everything they predict."""
+    return LOSSES[type(task)](outputs, targets, task)
+
+
+def weight(task: AnyTask, targets: Tensor) -> int:
+    """How many predictions the targets ask for: what a sum of losses is divided by."""
+    if isinstance(task, Regression):
+        return targets.numel()
+    return int((targets != IGNORED).sum())
+
+
+def has_accuracy(task: AnyTask) -> bool:
+    """Whether a prediction is simply right or wrong."""
+    return isinstance(task, Classification)
+
+
+def count_right(outputs: Tensor, targets: Tensor) -> int:
+    """How many predictions are right."""
+    return int((outputs.argmax(-1) == targets).sum())
+
+
+def hide_tokens(batch: Batch, positions: np.ndarray, job: Job, vocabulary: int, mask_id: int) -> Batch:
+    """Hide tokens for masked-token training: of those chosen, 8 in 10 become the mask, 1 another token, 1 stays.
+
+    Which ones is a function of the seed and the sample's position in the run (arXiv 1810.04805, section 3.1).
+    """
+    assert isinstance(job.task, MaskedToken)
+    length = batch.inputs.shape[1]
+    draws = np.empty((len(positions), 3, length))
+    for row, position in enumerate(positions):
+        draws[row] = np.random.Generator(np.random.Philox(key=[job.seed, int(position)])).random((3, length))
+    chosen, fate, other = torch.from_numpy(draws).unbind(1)
+    hidden = chosen < job.task.mask
+    inputs = torch.where(hidden & (fate < 0.8), mask_id, batch.inputs)
+    inputs = torch.where(hidden & (fate >= 0.9), (other * vocabulary).long(), inputs)
+    return Batch(inputs, torch.where(hidden, batch.targets, IGNORED))

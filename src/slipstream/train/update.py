@@ -1,0 +1,85 @@
+"""The update: from the summed gradients to new weights."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
+
+from slipstream.job.train import Train
+from slipstream.train.optim import build_optimizer, is_matrix
+from slipstream.train.optim.schedules import batch_factor, rate
+from slipstream.train.precision import LossScale
+
+
+@dataclass(frozen=True)
+class Updated:
+    """What one update did."""
+
+    lr: float
+    norm: float | None
+    """Norm of all gradients before clipping, where it was needed."""
+    skipped: bool
+
+
+class Update:
+    """Optimiser, schedule, regularisation, clipping and loss scale, in the order in which they apply."""
+
+    def __init__(self, train: Train, model: nn.Module, total: int, fp16: bool) -> None:
+        self._train = train
+        self._total = total
+        self._weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self.optimizer = build_optimizer(train.optimizer, model)
+        self.scale = LossScale(fp16)
+
+    def apply(self, seen: int, batch: int, finite: bool) -> Updated:
+        """Update the weights from their gradients, and forget the gradients."""
+        lr = self.rate(seen, batch)
+        self._unscale()
+        self._regularise()
+        norm = self._norm()
+        overflowed = norm is not None and not bool(norm.isfinite())
+        skipped = not finite or (overflowed and (self.scale.active or self._train.on_nonfinite == "skip"))
+        if not skipped:
+            self._clip(norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        self.scale.record(overflowed)
+        self.optimizer.zero_grad(set_to_none=True)
+        return Updated(lr, None if norm is None else float(norm), skipped)
+
+    def rate(self, seen: int, batch: int) -> float:
+        """The learning rate of a step."""
+        peak = self._train.optimizer.lr * batch_factor(self._train.scale_lr, batch)
+        return peak * rate(self._train.schedule, seen, batch, self._total)
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [weight.grad for weight in self._weights if weight.grad is not None]
+
+    def _unscale(self) -> None:
+        if self.scale.value != 1.0:
+            torch._foreach_mul_(self._gradients(), 1 / self.scale.value)
+
+    def _regularise(self) -> None:
+        """The gradients of λ₁·Σ|w| and λ₂/2·Σw²."""
+        l1, l2 = self._train.l1, self._train.l2
+        if not (l1 or l2):
+            return
+        for weight in self._weights:
+            if weight.grad is not None and is_matrix(weight):
+                with torch.no_grad():
+                    weight.grad.add_(weight.sign(), alpha=l1).add_(weight, alpha=l2)
+
+    def _norm(self) -> torch.Tensor | None:
+        clipping = self._train.clip and self._train.clip.norm
+        needed = clipping or self.scale.active or self._train.on_nonfinite == "skip"
+        return get_total_norm(self._gradients()) if needed else None
+
+    def _clip(self, norm: torch.Tensor | None) -> None:
+        clip = self._train.clip
+        if clip and clip.norm:
+            assert norm is not None, "measured because it is needed here"
+            clip_grads_with_norm_(self._weights, clip.norm, norm)
+        elif clip and clip.value:
+            clip_grad_value_(self._weights, clip.value)
