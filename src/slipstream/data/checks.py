@@ -29,13 +29,13 @@ def existing_folder(path: str, setting: str) -> Path:
 
 
 def _existing(path: str, setting: str) -> Path:
-    found = Path(path).expanduser()
+    found = Path(path)
     if found.exists():
         return found
     if not found.parent.is_dir():
-        raise ValueError(f"{setting}: there is no {found}, nor a folder {found.parent}, seen from {Path.cwd()}")
+        raise ValueError(f"{setting}: there is no {found}, nor a folder {found.parent}")
     hint = nearest(found.name, (beside.name for beside in found.parent.iterdir()))
-    raise ValueError(f"{setting}: there is no {found.name} in {found.parent.resolve()}{hint}")
+    raise ValueError(f"{setting}: there is no {found.name} in {found.parent}{hint}")
 
 
 def need_extra(module: str, package: str, extra: str, user: str) -> None:

@@ -36,7 +36,7 @@ def find_files(data: TextData) -> list[Path]:
     folder = existing_folder(data.source, "data.source")
     files = sorted(path for path in folder.rglob("*.txt") if path.is_file())
     if not files:
-        raise ValueError(f"data.source: there is no .txt file in {folder.resolve()} or below it")
+        raise ValueError(f"data.source: there is no .txt file in {folder} or below it")
     return files
 
 

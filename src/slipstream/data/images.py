@@ -64,7 +64,7 @@ def _find(data: MnistData, name: str) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
-    raise ValueError(f"data.path: there is neither {name} nor {name}.gz in {folder.resolve()}")
+    raise ValueError(f"data.path: there is neither {name} nor {name}.gz in {folder}")
 
 
 def _dataset(pixels: np.ndarray, labels: np.ndarray, white: int) -> Dataset:

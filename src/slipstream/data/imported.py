@@ -52,9 +52,23 @@ class Imported:
         import torch
 
         pairs = [self._sample(int(index)) for index in indices]
-        for index, pair in zip(indices, pairs, strict=True):
-            self._check(int(index), *pair)
-        return Batch(torch.stack([inputs for inputs, _ in pairs]), torch.stack([target for _, target in pairs]))
+        for index, (inputs, target) in zip(indices, pairs, strict=True):
+            if (shapes := (inputs.shape, target.shape)) != self._shapes:
+                found, first = (" and ".join(str(tuple(shape)) for shape in pair) for pair in (shapes, self._shapes))
+                raise ValueError(f"{self._name}: sample {index} has shapes {found}, but sample 0 has {first}")
+        targets = torch.stack([target for _, target in pairs])
+        if not self._regression:
+            self._check_range(indices, targets)
+        return Batch(torch.stack([inputs for inputs, _ in pairs]), targets)
+
+    def _check_range(self, indices: np.ndarray, targets: "torch.Tensor") -> None:
+        """On a GPU a class that does not exist ends the process, far from its cause."""
+        bad = ((targets < 0) | (targets >= self.facts.outputs)) & (targets != IGNORED)
+        if bad.any():
+            sample, value = indices[int(bad.nonzero()[0, 0])], int(targets[bad][0])
+            raise ValueError(
+                f"{self._name}: sample {sample} has the target {value}, outside 0 to {self.facts.outputs - 1}"
+            )
 
     def _sample(self, index: int) -> tuple["torch.Tensor", "torch.Tensor"]:
         sample, where = self._samples[index], f"{self._name}: sample {index}"
@@ -67,19 +81,6 @@ class Imported:
         if not self._regression and target.numel() != 1:
             raise ValueError(f"{where}: target has shape {tuple(target.shape)}; a class is one number")
         return inputs, target.reshape(-1) if self._regression else target.reshape(())
-
-    def _check(self, index: int, inputs: "torch.Tensor", target: "torch.Tensor") -> None:
-        if (inputs.shape, target.shape) != self._shapes:
-            found, first = ([tuple(shape) for shape in pair] for pair in ((inputs.shape, target.shape), self._shapes))
-            raise ValueError(
-                f"{self._name}: sample {index} has shapes {found}, but sample 0 has {first}; make them alike"
-            )
-        # On a GPU a class that does not exist ends the process, far from its cause.
-        if not self._regression and not (((target >= 0) & (target < self.facts.outputs)) | (target == IGNORED)).all():
-            raise ValueError(
-                f"{self._name}: sample {index} has targets from {int(target.min())} to {int(target.max())}, outside "
-                f"0 to {self.facts.outputs - 1}"
-            )
 
     def _count(self, task: str) -> int:
         for attribute in _COUNTS:

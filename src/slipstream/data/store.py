@@ -28,10 +28,10 @@ class TextInfo(Ids):
 
 def build(data: TextData, files: Sequence[Path], folder: Path, notify: Notify) -> None:
     """Tokenise the files into the folder."""
-    notify(f"reading {len(files):,} {'file' if len(files) == 1 else 'files'}")
+    notify(f"reading {_plural(len(files), 'file')}")
     own = folder / "tokenizer.json"
     if data.tokenizer:
-        shutil.copyfile(Path(data.tokenizer).expanduser(), own)
+        shutil.copyfile(data.tokenizer, own)
     else:
         vocabulary = data.vocabulary or VOCABULARY
         notify(f"training a tokeniser of {vocabulary:,} tokens")
@@ -44,7 +44,7 @@ def build(data: TextData, files: Sequence[Path], folder: Path, notify: Notify) -
     np.save(folder / "offsets.npy", offsets)
     info = TextInfo(**asdict(ids), tokens=int(offsets[-1]), documents=len(offsets) - 1)
     (folder / "info.json").write_text(json.dumps(asdict(info), indent=2), encoding="utf-8")
-    notify(f"{_short(info.tokens)} tokens of {info.vocabulary:,} kinds, {info.documents:,} documents")
+    notify(f"{_short(info.tokens)} tokens of {info.vocabulary:,} kinds, {_plural(info.documents, 'document')}")
 
 
 def read_info(folder: Path) -> TextInfo:
@@ -85,3 +85,7 @@ def _write_header(file: BinaryIO, dtype: np.dtype, length: int) -> None:
 
 def _short(count: int) -> str:
     return f"{count / 1e6:,.1f}M" if count >= 1_000_000 else f"{count:,}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -44,7 +44,7 @@ def open_table(data: TableData, job: Job) -> Dataset:
 
 
 def _read_csv(data: TableData) -> tuple[np.ndarray, np.ndarray]:
-    with Path(data.source).expanduser().open(encoding="utf-8-sig", newline="") as file:
+    with Path(data.source).open(encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file)
         header = [name.strip() for name in next(rows, [])]
         names = _columns(data, header)
@@ -71,7 +71,7 @@ def _read_parquet(data: TableData) -> tuple[np.ndarray, np.ndarray]:
     import pyarrow
     from pyarrow import parquet
 
-    path = Path(data.source).expanduser()
+    path = Path(data.source)
     try:
         names = _columns(data, parquet.read_schema(path).names)
         table = parquet.read_table(path, columns=names)
@@ -86,8 +86,8 @@ def _read_parquet(data: TableData) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_npy(data: TableData) -> tuple[np.ndarray, np.ndarray]:
-    inputs = load_array(Path(data.source).expanduser(), "data.source")
-    targets = load_array(Path(data.target).expanduser(), "data.target")
+    inputs = load_array(Path(data.source), "data.source")
+    targets = load_array(Path(data.target), "data.target")
     if not inputs.ndim or not targets.ndim:
         raise ValueError(f"data.source: {data.source} and {data.target} must have a first dimension of rows")
     return (inputs[:, None] if inputs.ndim == 1 else inputs), targets

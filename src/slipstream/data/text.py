@@ -93,7 +93,7 @@ def _folder(data: TextData, files: Sequence[Path]) -> Path:
     identity = {
         "format": FORMAT,
         "python": sys.version if data.source == STDLIB else None,
-        "files": [(str(path.absolute()), stat.st_size, stat.st_mtime_ns) for path, stat in stats],
+        "files": [(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats],
         "field": data.field,
         "lines": split_by_lines(data),
         "tokenizer": hashlib.sha256(tokenizer).hexdigest() if tokenizer is not None else None,

@@ -98,7 +98,7 @@ def _llama_config(model: Decoder) -> dict[str, Any]:
 
 def _llama_weights(state: dict[str, Tensor], section: DecoderModel) -> Named:
     size, kv_heads = section.hidden // section.heads, section.kv_heads or section.heads
-    parts = (section.heads * size, kv_heads * size, kv_heads * size)
+    parts = [section.heads * size, kv_heads * size, kv_heads * size]
     yield "model.embed_tokens.weight", state["tokens.weight"]
     for layer in range(section.layers):
         ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"

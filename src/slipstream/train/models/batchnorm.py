@@ -74,7 +74,7 @@ def _global_statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         local[0], local[1 : 1 + channels], local[1 + channels :] = count, mean, variance * count
     parts = [torch.empty_like(local) for _ in range(_ranks())]
     dist.all_gather(parts, local)
-    counts, means, squares = torch.split(torch.stack(parts), (1, channels, channels), dim=1)
+    counts, means, squares = torch.split(torch.stack(parts), [1, channels, channels], dim=1)
     total = counts.sum()
     mean = (counts * means).sum(0) / total
     variance = (squares + counts * (means - mean).square()).sum(0) / total

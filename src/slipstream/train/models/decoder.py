@@ -35,9 +35,8 @@ class Attention(nn.Module):
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads)
-        x = self.out(y.transpose(1, 2).reshape(batch, length, hidden))
-        x = self.dropout(x)
-        return x
+        added: Tensor = self.dropout(self.out(y.transpose(1, 2).reshape(batch, length, hidden)))
+        return added
 
 
 class FeedForward(nn.Module):
@@ -53,11 +52,11 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
-            x = F.gelu(self.up(x), approximate="tanh")  # what GPT-2 was trained with
+            inner = F.gelu(self.up(x), approximate="tanh")  # what GPT-2 was trained with
         else:
-            x = F.silu(self.gate(x)) * self.up(x)
-        x = self.dropout(self.down(x))
-        return x
+            inner = F.silu(self.gate(x)) * self.up(x)
+        added: Tensor = self.dropout(self.down(inner))
+        return added
 
 
 class Block(nn.Module):
@@ -71,9 +70,9 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(section)
 
     def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), rotation)
-        x = x + self.feed_forward(self.feed_forward_norm(x))
-        return x
+        attended = x + self.attention(self.attention_norm(x), rotation)
+        result: Tensor = attended + self.feed_forward(self.feed_forward_norm(attended))
+        return result
 
 
 class Decoder(nn.Module):

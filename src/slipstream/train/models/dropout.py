@@ -30,13 +30,14 @@ class SampleKeys:
     @contextmanager
     def of(self, positions: Tensor) -> Iterator[None]:
         """Around the forward of these samples, and around its backward when that recomputes activations."""
-        before, random = (self.positions, self.calls), _random_state(positions)
+        before = self.positions, self.calls
+        random = None if self._watched else _random_state(positions)
         self.positions, self.calls = positions, Counter()
         try:
             yield
         finally:
             self.positions, self.calls = before
-        if not self._watched and not torch.equal(random, _random_state(positions)):
+        if random is not None and not torch.equal(random, _random_state(positions)):
             warnings.warn(
                 "the model draws random numbers of its own, so its loss depends on the number of workers; use "
                 "nn.Dropout instead of F.dropout, and no dropout inside attention (nn.MultiheadAttention, dropout_p)",

@@ -127,8 +127,8 @@ def _check(config: Any, wanted: dict[str, Any], facts: Facts) -> None:
         )
     if facts.tokens and longest is not None and longest < facts.inputs[0]:
         raise ValueError(
-            f"model.huggingface takes {longest} tokens at most (max_position_embeddings), but the data has sequences of "
-            f"{facts.inputs[0]}"
+            f"model.huggingface takes at most {longest} tokens (max_position_embeddings), "
+            f"but the data has sequences of {facts.inputs[0]}"
         )
 
 

@@ -76,9 +76,9 @@ class Resnet(nn.Module):
                 nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, inputs: Tensor) -> Tensor:
-        x: Tensor = self.blocks(self.stem(inputs))
-        x = self.head(x.mean(dim=(2, 3)))
-        return x
+        features = self.blocks(self.stem(inputs)).mean(dim=(2, 3))
+        logits: Tensor = self.head(features)
+        return logits
 
 
 def build_resnet(job: Job, facts: Facts) -> nn.Module:

@@ -1,0 +1,44 @@
+"""What the tests share: a pool of workers, a cache of their own, and in CI no silent skips."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from pool import Pool
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    pool = Pool(4)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Prepared data goes to a cache that the tests share and then remove."""
+    folder = tmp_path_factory.mktemp("cache")
+    before = os.environ.get("SLIPSTREAM_CACHE")
+    os.environ["SLIPSTREAM_CACHE"] = str(folder)
+    yield
+    shutil.rmtree(folder, ignore_errors=True)
+    if before is None:
+        del os.environ["SLIPSTREAM_CACHE"]
+    else:
+        os.environ["SLIPSTREAM_CACHE"] = before
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:  # noqa: ARG001
+    """In CI a test skipped for a missing component is a failure."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.skipped and os.environ.get("SLIPSTREAM_NO_SKIP") and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and in CI nothing is: {report.longrepr}"

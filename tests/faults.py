@@ -1,0 +1,72 @@
+"""A user's model and dataset that go wrong on purpose: at a chosen forward, on a chosen rank, in a chosen way."""
+
+import ctypes
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+def my_rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+class Faulty(nn.Module):
+    """A linear model with a fault."""
+
+    def __init__(self, fault: str = "none", rank: int = 1, at: int = 5, outputs: int = 1) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, outputs)
+        self.fault, self.rank, self.at, self.calls = fault, rank, at, 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        self.calls += self.training
+        if self.calls == self.at and my_rank() == self.rank:
+            return self._go_wrong(outputs)
+        return outputs
+
+    def _go_wrong(self, outputs: Tensor) -> Tensor:
+        if self.fault == "raise":
+            raise KeyError("the model lost its way")
+        if self.fault == "backward":
+            outputs.register_hook(_raise)
+        elif self.fault == "memory":
+            torch.empty(2**45)
+        elif self.fault == "hang":
+            time.sleep(600)
+        elif self.fault == "hang-in-c":
+            ctypes.PyDLL(None).sleep(600)  # holds the interpreter's lock, as a bad extension does
+        elif self.fault == "kill":
+            os.kill(os.getpid(), 9)
+        elif self.fault == "exit":
+            os._exit(7)
+        elif self.fault == "nan":
+            return outputs * float("nan")
+        elif self.fault == "huge":
+            return outputs * 1e30
+        return outputs
+
+
+def _raise(_gradient: Tensor) -> None:
+    raise ArithmeticError("backward lost its way")
+
+
+class Numbers:
+    """x → sum of x; one sample may raise."""
+
+    outputs = 1
+
+    def __init__(self, count: int = 64, bad: int = -1) -> None:
+        self.count, self.bad = count, bad
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == self.bad:
+            raise OSError(f"sample {index} cannot be read")
+        inputs = torch.tensor([(index * k % 7) / 7 for k in range(1, 5)])
+        return inputs, inputs.sum().reshape(1)

@@ -1,0 +1,94 @@
+"""A pool of long-lived worker processes, so that a distributed test costs its steps and not the start of processes.
+
+They run what the workers of a real run do (`run_rank`), over gloo and real run folders; only their start is shared.
+"""
+
+import multiprocessing as mp
+import tempfile
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from slipstream.data import prepare
+from slipstream.job import Job, dump
+from slipstream.plan import make_plan, this_machine
+from slipstream.runs import Pulse, RunFolder, create_pulse, read_lines, truncate_metrics, write_yaml
+from slipstream.runs.checkpoints import find_checkpoint, read_progress
+
+PATIENCE = 120.0
+
+
+class Pool:
+    """Up to `size` workers that stay."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._seats: list[tuple[Any, Connection]] = []
+
+    def train(self, job: Job, folder: Path, workers: int) -> list[dict[str, Any]]:
+        """Run a job from the start; the lines of its metrics."""
+        prepare(job, lambda _: None)
+        run = RunFolder.create(folder, dump(job))
+        return self._run(run, job, workers, None)
+
+    def resume(self, folder: Path, workers: int) -> list[dict[str, Any]]:
+        """Go on from the newest checkpoint; the lines of all metrics."""
+        from slipstream.job import load_job
+
+        run = RunFolder.open(folder)
+        checkpoint = find_checkpoint(run.checkpoints, lambda _: None)
+        truncate_metrics(run.metrics, read_progress(checkpoint).step if checkpoint else 0)
+        return self._run(run, load_job(run.job), workers, checkpoint)
+
+    def _run(self, run: RunFolder, job: Job, workers: int, restore: Path | None) -> list[dict[str, Any]]:
+        write_yaml(run.plan, make_plan(job, this_machine(), workers).model_dump(mode="json"))
+        run.event("launch", workers=workers, folder=str(Path.cwd()), restore=None)
+        create_pulse(run.pulse, workers)
+        self._start()
+        with tempfile.TemporaryDirectory() as meeting:
+            for rank, (_, pipe) in enumerate(self._seats[:workers]):
+                pipe.send((run.path, rank, workers, f"file://{meeting}/rendezvous", restore))
+            errors = [self._answer(pipe) for _, pipe in self._seats[:workers]]
+        failed = [error for error in errors if error]
+        if failed:
+            self.close()  # those that wait for the failed one cannot be used again
+            raise AssertionError("\n".join(failed))
+        return list(read_lines(run.metrics))
+
+    def _answer(self, pipe: Connection) -> str | None:
+        return pipe.recv() if pipe.poll(PATIENCE) else f"no answer within {PATIENCE} s"
+
+    def _start(self) -> None:
+        context = mp.get_context("spawn")
+        while len(self._seats) < self._size:
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            self._seats.append((process, mine))
+
+    def close(self) -> None:
+        """End them all."""
+        for process, _ in self._seats:
+            process.kill()
+            process.join()
+        self._seats = []
+
+
+def _serve(pipe: Connection) -> None:
+    import os
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import slipstream.train.loop  # noqa: F401  (imported once, for all tests)
+    from slipstream.fleet.worker import run_rank
+    from slipstream.train.world import Seat
+
+    while True:
+        path, rank, size, where, restore = pipe.recv()
+        run = RunFolder(path)
+        try:
+            run_rank(run, Seat(rank, size, where), restore, Pulse(run.pulse, rank))
+            pipe.send(None)
+        except BaseException:
+            pipe.send(f"rank {rank}:\n{traceback.format_exc()}")
