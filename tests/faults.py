@@ -70,3 +70,21 @@ class Numbers:
             raise OSError(f"sample {index} cannot be read")
         inputs = torch.tensor([(index * k % 7) / 7 for k in range(1, 5)])
         return inputs, inputs.sum().reshape(1)
+
+
+class SlowDecoder(nn.Module):
+    """A small language model with dropout whose steps take at least some time, so that a test can hit them."""
+
+    def __init__(self, seconds: float, vocabulary: int = 300, width: int = 32) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.memory = nn.GRU(width, width, batch_first=True)
+        self.dropout = nn.Dropout(0.1)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        states, _ = self.memory(self.dropout(self.embedding(inputs)))
+        outputs: Tensor = self.head(states)
+        return outputs

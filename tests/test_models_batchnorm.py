@@ -1,6 +1,7 @@
 """Batch norm over three unequal workers equals batch norm over the whole batch."""
 
 import copy
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,7 @@ def steps(net: nn.Module, shares: list[Tensor]) -> dict[str, Tensor]:
 
 
 def work(rank: int, folder: str) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=3)
     results = {}

@@ -95,7 +95,7 @@ def test_evaluation_and_extremes() -> None:
     all_dropped = fresh(1.0)[1](x)
     all_dropped.sum().backward()
     assert not all_dropped.any()
-    with pytest.raises(AssertionError, match="outside SampleKeys.of"):
+    with pytest.raises(AssertionError, match=r"outside SampleKeys.of"):
         layer.train()(x)
     with keys.of(torch.arange(0)):
         assert layer(torch.ones(0, 6)).shape == (0, 6)

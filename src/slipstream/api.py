@@ -129,7 +129,6 @@ def _launch(
     except WorkersFailed as error:
         failure = error.failure
         run.event("failure", rank=failure.rank, step=failure.step, phase=failure.phase, error=failure.error)
-        draw_curve(run)
         raise
     finally:
         os.close(lock)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_SEAT = struct.Struct("<qqd24s")  # step, number of beats, time of the last beat, phase
+_SEAT = struct.Struct("<qqd24sq")  # number of beats, step, time of the last beat, phase, number of beats again
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,6 @@ class Beat:
     """What a worker last said of itself."""
 
     step: int
-    count: int
     time: float
     """As `time.monotonic()` has it, which all processes of a machine share."""
     phase: str
@@ -49,17 +48,19 @@ class Pulse:
         """A sign of life."""
         self.phase = phase or self.phase
         self._count += 1
-        _SEAT.pack_into(
-            self._memory, self._offset, self.step, self._count, time.monotonic(), self.phase.encode()[:24]
-        )
+        beat = _SEAT.pack(self._count, self.step, time.monotonic(), self.phase.encode()[:24], self._count)
+        self._memory[self._offset : self._offset + _SEAT.size] = beat  # not pack_into, which first writes zeros
 
 
 def create_pulse(path: Path, workers: int) -> None:
     """An empty file with a seat for each worker."""
-    now = time.monotonic()
-    path.write_bytes(b"".join(_SEAT.pack(0, 0, now, b"start") for _ in range(workers)))
+    path.write_bytes(_SEAT.pack(0, 0, time.monotonic(), b"start", 0) * workers)
 
 
 def read_pulse(path: Path) -> list[Beat]:
     """What every worker last said."""
-    return [Beat(step, count, at, phase.rstrip(b"\0").decode()) for step, count, at, phase in _SEAT.iter_unpack(path.read_bytes())]
+    while True:
+        seats = list(_SEAT.iter_unpack(path.read_bytes()))
+        # A seat read in the middle of a beat has two different numbers.
+        if all(first == last for first, *_, last in seats):
+            return [Beat(step, at, phase.rstrip(b"\0").decode()) for _, step, at, phase, _ in seats]

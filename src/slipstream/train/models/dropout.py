@@ -72,16 +72,16 @@ class SampleDropout(nn.Module):
                 f"{self.name}: dropout needs the samples in the first dimension, but its input has shape "
                 f"{tuple(x.shape)} for {samples} samples; make the model batch-first"
             )
-        key = _fold(self._key, self._call())
-        elements = x.numel() // samples
-        words = torch.arange(-(-elements // 4), device=x.device)
-        bits = _fold(_fold(key.to(x.device), positions.to(x.device))[:, None], words).view(torch.int16)
+        elements, start = x.numel() // samples, self._call() << 40  # each call has counters of its own
+        words = torch.arange(start, start + -(-elements // 4), device=x.device)
+        bits = _fold(_fold(self._key, positions.to(x.device))[:, None], words).view(torch.int16)
         return (bits[:, :elements] >= self._threshold - _LEVELS // 2).view(x.shape)
 
     def _call(self) -> int:
         """Which call of this layer in the present forward it is, counted from 0."""
         calls = self.keys.calls
-        if torch._C._current_graph_task_id() == -1:  # not inside a backward
+        # A backward that runs Python recomputes; a compiled model recomputes without running this again.
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
             calls[self.layer] += 1
             return calls[self.layer] - 1
         if calls[self.layer] > 1:

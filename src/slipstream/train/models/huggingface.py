@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.data.base import Facts
-from slipstream.data.checks import nearest
+from slipstream.data.checks import nearest, need_extra
 from slipstream.job import Job
 from slipstream.job.models import HuggingFaceModel
 
@@ -34,28 +34,24 @@ class HuggingFace(nn.Module):
 def build_huggingface(job: Job, facts: Facts) -> nn.Module:
     section = job.model
     assert isinstance(section, HuggingFaceModel)
-    try:
-        import transformers
-    except ImportError:
-        raise ValueError('model.huggingface needs transformers: pip install "slipstream[hf]"') from None
+    need_extra("transformers", "transformers", "hf", "model.huggingface")
     if not facts.tokens and len(facts.inputs) != 3:
         raise ValueError(
             f"model.huggingface takes tokens or images of (channels, height, width), and the data has samples of "
             f"{facts.inputs}; use mlp for rows of numbers"
         )
     wanted, source = _wanted(job, facts), section.source
-    folder = None if isinstance(source, dict) else _folder(source)
     config = _config(source, wanted) if isinstance(source, dict) else _folder_config(_folder(source), wanted)
     _check(config, wanted, facts)
     auto = _auto_class(job.task.kind, config)
     # fp32 whatever the folder says: the job's precision is applied by the loop, and the weights stay fp32.
-    if folder is None or not _has_weights(folder) or torch.get_default_device().type == "meta":
+    if isinstance(source, dict) or not _has_weights(_folder(source)) or torch.get_default_device().type == "meta":
         inner = auto.from_config(config, dtype=torch.float32)
     else:
+        new_head = "num_labels" in wanted  # for other classes than it was trained on
         inner = auto.from_pretrained(
-            folder, config=config, dtype=torch.float32, local_files_only=True, ignore_mismatched_sizes=True
+            source, config=config, dtype=torch.float32, local_files_only=True, ignore_mismatched_sizes=new_head
         )
-    assert isinstance(inner, transformers.PreTrainedModel)
     return HuggingFace(inner.train(), facts.tokens, caches=job.task.kind == "next-token")
 
 
@@ -80,17 +76,18 @@ def _config(settings: dict[str, Any], wanted: dict[str, Any]) -> Any:
     if kind not in CONFIG_MAPPING:
         raise ValueError(f"model.huggingface: unknown model_type {kind!r}{nearest(kind, list(CONFIG_MAPPING))}")
     default = CONFIG_MAPPING[kind]()
-    for key, value in settings.items():
+    for key in settings:
         if not hasattr(default, key):  # transformers would keep it and never look at it
             raise ValueError(f"model.huggingface: {kind} has no setting {key!r}{nearest(key, default.to_dict())}")
-        if key in _ATTENTION_DROPOUT and value:
-            raise ValueError(f"model.huggingface: {key} must be 0: its masks would depend on the number of workers")
+    images = settings.get("vision_config", {})
     filled = {key: value for key, value in wanted.items() if hasattr(default, key)}
     if hasattr(default, "vision_config"):  # CLIP and its kin keep the images' part in a section of its own
-        images = {key: value for key, value in wanted.items() if hasattr(default.vision_config, key)}
-        filled["vision_config"] = images | settings.get("vision_config", {})
-    config = AutoConfig.for_model(**{**filled, **{k: v for k, v in settings.items() if k != "vision_config"}})
-    _still_attention(config)
+        filled["vision_config"] = {k: v for k, v in wanted.items() if hasattr(default.vision_config, k)} | images
+        settings = {key: value for key, value in settings.items() if key != "vision_config"}
+    config = AutoConfig.for_model(**filled | settings)
+    for key in _still_attention(config):
+        if key in settings or key in images:
+            raise ValueError(f"model.huggingface: {key} must be 0: its masks would depend on the number of workers")
     return config
 
 
@@ -151,7 +148,8 @@ def _folder(source: str) -> Path:
     folder = Path(source).expanduser()
     if not folder.is_dir():
         raise ValueError(
-            f"model.huggingface: there is no folder {source}; it must be on this machine, with config.json"
+            f"model.huggingface: there is no folder {source}; nothing is downloaded: "
+            "give a folder on this machine that holds config.json, and weights to start from"
         )
     return folder
 
