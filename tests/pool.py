@@ -4,13 +4,13 @@ They run what the workers of a real run do (`run_rank`), over gloo and real run 
 """
 
 import multiprocessing as mp
-import tempfile
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from slipstream.data import prepare
+from slipstream.fleet.scratch import Scratch
 from slipstream.job import Job, dump
 from slipstream.plan import make_plan, this_machine
 from slipstream.runs import Pulse, RunFolder, create_pulse, read_lines, truncate_metrics, write_yaml
@@ -43,13 +43,16 @@ class Pool:
 
     def _run(self, run: RunFolder, job: Job, workers: int, restore: Path | None) -> list[dict[str, Any]]:
         write_yaml(run.plan, make_plan(job, this_machine(), workers).model_dump(mode="json"))
-        run.event("launch", workers=workers, folder=str(Path.cwd()), restore=None)
-        create_pulse(run.pulse, workers)
+        scratch = Scratch.create()
+        run.event("launch", workers=workers, folder=str(Path.cwd()), scratch=str(scratch.path), restore=None)
+        create_pulse(scratch.pulse, workers)
         self._start()
-        with tempfile.TemporaryDirectory() as meeting:
+        try:
             for rank, (_, pipe) in enumerate(self._seats[:workers]):
-                pipe.send((run.path, rank, workers, f"file://{meeting}/rendezvous", restore))
+                pipe.send((run.path, rank, workers, scratch.path, restore))
             errors = [self._answer(pipe) for _, pipe in self._seats[:workers]]
+        finally:
+            scratch.remove()
         failed = [error for error in errors if error]
         if failed:
             self.close()  # those that wait for the failed one cannot be used again
@@ -85,10 +88,10 @@ def _serve(pipe: Connection) -> None:
     from slipstream.train.world import Seat
 
     while True:
-        path, rank, size, where, restore = pipe.recv()
-        run = RunFolder(path)
+        path, rank, size, folder, restore = pipe.recv()
+        run, scratch = RunFolder(path), Scratch(folder)
         try:
-            run_rank(run, Seat(rank, size, where), restore, Pulse(run.pulse, rank))
+            run_rank(run, Seat(rank, size, scratch.rendezvous), restore, Pulse(scratch.pulse, rank))
             pipe.send(None)
         except BaseException:
             pipe.send(f"rank {rank}:\n{traceback.format_exc()}")

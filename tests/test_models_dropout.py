@@ -175,6 +175,17 @@ def test_recomputation_of_a_shared_layer_is_refused() -> None:
             y.sum().backward()
 
 
+def test_it_compiles_into_one_graph() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.5))
+    keys, x = own_dropout(model, seed=0), torch.randn(4, 8)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for start in (0, 4):
+        with keys.of(torch.arange(start, start + 4)):
+            expected = model(x)
+        with keys.of(torch.arange(start, start + 4)):
+            assert torch.equal(compiled(x), expected)
+
+
 def test_random_numbers_of_its_own_are_reported() -> None:
     keys = SampleKeys()
     with pytest.warns(UserWarning, match="use nn.Dropout instead"), keys.of(torch.arange(2)):

@@ -5,7 +5,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import yaml
 
 from slipstream.data import prepare
 from slipstream.fleet.local import LocalFleet, WorkersFailed
+from slipstream.fleet.scratch import Scratch
 from slipstream.job import Job, JobError, dump, load_job
 from slipstream.job.file import Problem
 from slipstream.plan import Plan, make_plan, this_machine
@@ -118,25 +119,37 @@ def _launch(
     run: RunFolder, job: Job, plan: Plan, restore: Path | None, watcher: Watcher, lock: int | None = None
 ) -> Result:
     lock = run.lock() if lock is None else lock
+    home, scratch = _home(run), Scratch.create()
     try:
+        _remove_old_scratch(run)
         write_yaml(run.plan, plan.model_dump(mode="json"))
         run.result.unlink(missing_ok=True)
-        run.event("launch", workers=plan.layout.workers, folder=_home(run), restore=restore.name if restore else None)
+        from_ = restore.name if restore else None
+        run.event("launch", workers=plan.layout.workers, folder=home, scratch=str(scratch.path), restore=from_)
         watcher.started(run, job, plan)
-        fleet = LocalFleet(run, job, plan, _home(run))
+        fleet = LocalFleet(run, job, plan, home, scratch)
         with _interruptible(fleet, watcher):
             fleet.run_to_end(lock, restore, watcher.tick)
     except WorkersFailed as error:
         failure = error.failure
-        run.event("failure", rank=failure.rank, step=failure.step, phase=failure.phase, error=failure.error)
+        with suppress(OSError):  # the disk may be what failed
+            run.event("failure", rank=failure.rank, step=failure.step, phase=failure.phase, error=failure.error)
         raise
     finally:
         os.close(lock)
+        scratch.remove()
     result = read_result(run)
     assert result is not None, "the first worker leaves one before it ends well"
     run.event(result.status, reason=result.reason, step=result.step, loss=result.loss)
     draw_curve(run)
     return result
+
+
+def _remove_old_scratch(run: RunFolder) -> None:
+    """What a launcher that was killed could not take away."""
+    for event in read_lines(run.events):
+        if event["event"] == "launch":
+            Scratch(Path(event["scratch"])).remove()
 
 
 def _home(run: RunFolder) -> str:

@@ -5,9 +5,9 @@ import signal
 import time
 import traceback
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
-from slipstream.runs import RunFolder, write_text
+from slipstream.fleet.scratch import Scratch
+from slipstream.runs import RunFolder
 
 WORKER_FAILED, HANGING, NONFINITE = 3, 4, 5
 
@@ -31,17 +31,17 @@ class Failure:
         return {"NonFiniteLoss": NONFINITE, "hanging": HANGING}.get(self.error, WORKER_FAILED)
 
 
-def write_failure(run: RunFolder, rank: int, step: int, phase: str, error: BaseException) -> None:
+def write_failure(scratch: Scratch, rank: int, step: int, phase: str, error: BaseException) -> None:
     """Leave a record for the launcher; called by the worker that failed."""
     trace = "".join(traceback.format_exception(error))
     failure = Failure(rank, step, phase, type(error).__name__, str(error), trace, time.time())
-    write_text(_record(run, rank), json.dumps(asdict(failure)))
+    scratch.failure(rank).write_text(json.dumps(asdict(failure)))
 
 
-def read_failure(run: RunFolder, rank: int) -> Failure | None:
+def read_failure(scratch: Scratch, rank: int) -> Failure | None:
     """The record that a worker left, if it could."""
     try:
-        return Failure(**json.loads(_record(run, rank).read_text()))
+        return Failure(**json.loads(scratch.failure(rank).read_text()))
     except (OSError, ValueError):
         return None
 
@@ -91,15 +91,6 @@ _HINTS: list[tuple[tuple[str, ...], str]] = [
     (("Address already in use", "EADDRINUSE"), "a port is in use: end the program that holds it, or try again"),
     (("hanging",), "the stacks below show where each worker waits; if it was only slow, raise limits.step or limits.first_step"),
 ]  # fmt: skip
-
-
-def _record(run: RunFolder, rank: int) -> Path:
-    return run.failures / f"rank-{rank}.json"
-
-
-def stack_file(run: RunFolder, rank: int) -> Path:
-    """Where a worker leaves its stack when asked."""
-    return run.failures / f"stack-{rank}.txt"
 
 
 def render(failure: Failure, run: RunFolder, stacks: dict[int, str]) -> str:

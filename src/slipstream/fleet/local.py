@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from slipstream.fleet.failure import Failure, first_cause, killed, read_failure, stack_file
+from slipstream.fleet.failure import Failure, first_cause, killed, read_failure
+from slipstream.fleet.scratch import Scratch
 from slipstream.job import Job
 from slipstream.plan import Plan
 from slipstream.runs import RunFolder, create_pulse, read_pulse
@@ -32,24 +32,21 @@ class WorkersFailed(RuntimeError):
 class LocalFleet:
     """The workers of one run on this machine."""
 
-    def __init__(self, run: RunFolder, job: Job, plan: Plan, home: str) -> None:
-        self._home = home
+    def __init__(self, run: RunFolder, job: Job, plan: Plan, home: str, scratch: Scratch) -> None:
+        self._home, self._scratch = home, scratch
         self._run, self._job, self._workers = run, job, plan.layout.workers
         self._threads = plan.threads
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def run_to_end(self, lock: int, restore: Path | None, tick: Callable[[], None]) -> None:
         """Start the workers and watch them; `tick` is called many times a second. Raises WorkersFailed."""
-        create_pulse(self._run.pulse, self._workers)
-        for record in self._run.failures.glob("*"):
-            record.unlink()
-        with tempfile.TemporaryDirectory(prefix="slipstream-") as meeting:
-            try:
-                for rank in range(self._workers):
-                    self._processes.append(self._start(rank, Path(meeting) / "rendezvous", lock, restore))
-                self._watch(tick)
-            finally:
-                self._end_all()
+        create_pulse(self._scratch.pulse, self._workers)
+        try:
+            for rank in range(self._workers):
+                self._processes.append(self._start(rank, lock, restore))
+            self._watch(tick)
+        finally:
+            self._end_all()
 
     def interrupt(self) -> None:
         """Ask the workers for a checkpoint and a stop."""
@@ -57,8 +54,9 @@ class LocalFleet:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
 
-    def _start(self, rank: int, meeting: Path, lock: int, restore: Path | None) -> subprocess.Popen[bytes]:
-        words = [str(self._run.path), str(rank), str(self._workers), f"file://{meeting}", *([str(restore)] if restore else [])]
+    def _start(self, rank: int, lock: int, restore: Path | None) -> subprocess.Popen[bytes]:
+        where = [str(self._run.path), str(rank), str(self._workers), str(self._scratch.path)]
+        words = [*where, str(restore)] if restore else where
         with (self._run.logs / f"rank-{rank}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "slipstream.fleet.worker", *words],
@@ -98,16 +96,16 @@ class LocalFleet:
         while time.monotonic() < until and any(process.poll() is None for process in self._processes):
             time.sleep(_TICK)
         failures = []
-        for rank, (process, beat) in enumerate(zip(self._processes, read_pulse(self._run.pulse), strict=True)):
+        for rank, (process, beat) in enumerate(zip(self._processes, read_pulse(self._scratch.pulse), strict=True)):
             if process.poll():
                 failures.append(
-                    read_failure(self._run, rank) or killed(rank, beat.step, beat.phase, process.returncode)
+                    read_failure(self._scratch, rank) or killed(rank, beat.step, beat.phase, process.returncode)
                 )
         return first_cause(failures)
 
     def _find_hanging(self) -> Failure | None:
         """The worker that the others wait for, when one has shown no sign of life for too long."""
-        now, beats = time.monotonic(), read_pulse(self._run.pulse)
+        now, beats = time.monotonic(), read_pulse(self._scratch.pulse)
         waited = [now - beat.time for beat in beats]
         limits = [self._job.limits.step if beat.step > 1 else self._job.limits.first_step for beat in beats]
         running = [rank for rank, process in enumerate(self._processes) if process.poll() is None]
@@ -126,7 +124,7 @@ class LocalFleet:
                 process.send_signal(signal.SIGUSR1)
         time.sleep(0.5)
         return {
-            rank: stack_file(self._run, rank).read_text() or "(it did not answer: stopped, or stuck in the kernel)"
+            rank: self._scratch.stack(rank).read_text() or "(it did not answer: stopped, or stuck in the kernel)"
             for rank, process in enumerate(self._processes)
             if process.poll() is None
         }
@@ -139,4 +137,3 @@ class LocalFleet:
             process.wait()
             if process.stdin:
                 process.stdin.close()
-        self._run.pulse.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""One worker: the process that a fleet starts for every rank. `python -m slipstream.fleet.worker RUN RANK SIZE WHERE`."""
+"""One worker: the process that a fleet starts for every rank. `python -m slipstream.fleet.worker RUN RANK SIZE SCRATCH`."""
 
 import faulthandler
 import os
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from slipstream.fleet.failure import stack_file, write_failure
+from slipstream.fleet.failure import write_failure
+from slipstream.fleet.scratch import Scratch
 from slipstream.job import Job, load_job
 from slipstream.plan import Plan
 from slipstream.runs import Pulse, RunFolder, read_lines
@@ -23,19 +24,19 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run one rank to its end. What goes wrong is left on record for the launcher."""
-    run, rank, size, where = RunFolder(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    run, rank, size, scratch = RunFolder(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Scratch(Path(sys.argv[4]))
     restore = Path(sys.argv[5]) if len(sys.argv) > 5 else None
     threading.Thread(target=_die_with_launcher, daemon=True).start()
-    pulse = Pulse(run.pulse, rank)
+    pulse = Pulse(scratch.pulse, rank)
     try:
-        with stack_file(run, rank).open("w") as stacks:
+        with scratch.stack(rank).open("w") as stacks:
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
             from slipstream.train.world import Seat
 
-            run_rank(run, Seat(rank, size, where), restore, pulse)
+            run_rank(run, Seat(rank, size, scratch.rendezvous), restore, pulse)
         code = 0
-    except Exception as error:
-        write_failure(run, rank, pulse.step, pulse.phase, error)
+    except BaseException as error:  # also what a library raises beside Exception
+        write_failure(scratch, rank, pulse.step, pulse.phase, error)
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,15 +1,19 @@
 """What all sections of the job file share."""
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator
+from pydantic import BaseModel, ConfigDict, Discriminator, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 
 
 class Section(BaseModel):
     """A part of the job file. Immutable; an unknown key is an error; a field's docstring is its description."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, populate_by_name=True, ser_json_inf_nan="constants"
+    )
 
 
 def choice(key: str, *, special: tuple[str, ...] = (), shorthand: bool = False) -> Discriminator:
@@ -31,3 +35,31 @@ def _chooser(key: str, special: tuple[str, ...], shorthand: bool) -> Callable[[A
         return value if shorthand and isinstance(value, str) else None
 
     return choose
+
+
+class Shorthand:
+    """Tells the JSON schema that a choice may also be written as its name alone."""
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        assert core_schema["type"] == "tagged-union", "stands after a choice"
+        return {"anyOf": [{"enum": list(core_schema["choices"])}, handler(core_schema)]}
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Refuse a section for all that is wrong with it, one line for each; a line starts with its key if it has one."""
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def nearest(word: str, valid: Sequence[str]) -> str:
+    """A hint at the valid name that a wrong one was probably meant to be."""
+    near = difflib.get_close_matches(word.lower(), valid, n=1, cutoff=0.55)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def shown(value: Any) -> str:
+    """A value as an error text shows it: as YAML writes it, and not too long."""
+    if value is None:
+        return "an empty value"
+    text = str(value).lower() if isinstance(value, bool) else repr(value).removesuffix(".0")
+    return text if len(text) <= 60 else f"{text[:57]}..."

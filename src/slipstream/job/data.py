@@ -3,34 +3,37 @@
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from slipstream.job.base import Section
-from slipstream.job.units import Count, Fraction
-
+from slipstream.job.base import Section, refuse
+from slipstream.job.units import Count, Fraction, Number
 
 BUILT_IN_SOURCES = ("python-stdlib", "digits", "mnist", "synthetic")
 
 
 def absolute(path: str) -> str:
     """A path that means the same wherever the run is resumed from. Relative ones start where the command is typed."""
-    return path if path in BUILT_IN_SOURCES else str(Path(path).expanduser().absolute())
+    if path in BUILT_IN_SOURCES:
+        return path
+    slash = "/" if path.endswith("/") or path in (".", "..") else ""  # says that it is a folder, also if it has a dot
+    return str(Path(path).expanduser().absolute()).rstrip("/") + slash
 
 
 FilePath = Annotated[str, AfterValidator(absolute)]
+Source = Annotated[FilePath, WithJsonSchema({"type": "string", "not": {"enum": ["digits", "mnist", "synthetic"]}})]
 
 
 class DataSection(Section):
     """What every kind of data has."""
 
-    validation: Fraction = 0.0
+    validation: Fraction = Field(default=0.0, lt=1)
     """Part of the samples held out, chosen by the seed, for evaluation."""
 
 
 class TextData(DataSection):
     """Text, tokenised once and kept in a cache: `python-stdlib`, a `.txt` or `.jsonl` file, or a folder of .txt."""
 
-    source: FilePath
+    source: Source
     """`python-stdlib` (the source text of Python's own library), a path to .txt or .jsonl, or a folder of .txt."""
     sequence: Count = 256
     """Tokens in a sample."""
@@ -45,19 +48,21 @@ class TextData(DataSection):
 
     @model_validator(mode="after")
     def _check(self) -> "TextData":
+        problems = []
         if self.tokenizer and self.vocabulary:
-            raise ValueError("vocabulary has no effect when a tokenizer is given; remove one of them")
-        if self.vocabulary and self.vocabulary < 257:
-            raise ValueError("vocabulary must be at least 257: the 256 bytes and the end-of-text token")
+            problems.append("vocabulary has no effect when a tokenizer is given; remove one of them")
+        elif self.vocabulary and self.vocabulary < 257:
+            problems.append("vocabulary must be at least 257: the 256 bytes and the end-of-text token")
         if self.field and not self.source.endswith(".jsonl"):
-            raise ValueError("field has an effect only with a .jsonl source")
+            problems.append("field has an effect only with a .jsonl source; remove it")
+        refuse(problems)
         return self
 
 
 class TokenData(DataSection):
     """Tokens in an `.npy` file: one row of integers, cut into sequences."""
 
-    source: FilePath
+    source: Source
     """Path to the .npy file."""
     tokens: Literal[True]
     """Says that the .npy file holds tokens, not features."""
@@ -70,11 +75,11 @@ class TokenData(DataSection):
 class TableData(DataSection):
     """Rows of numbers: `.csv` and `.parquet` (extra [parquet]) with named columns, or a pair of `.npy` files."""
 
-    source: FilePath
+    source: Source
     """Path to .csv or .parquet, or to the .npy file with the inputs."""
     target: str
     """The column to predict; for .npy the path to the file with the targets."""
-    inputs: tuple[str, ...] | None = None
+    inputs: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Columns to learn from. Default: all but the target."""
 
     @model_validator(mode="before")
@@ -87,10 +92,12 @@ class TableData(DataSection):
 
     @model_validator(mode="after")
     def _check(self) -> "TableData":
+        problems = []
         if self.inputs and self.source.endswith(".npy"):
-            raise ValueError("inputs has no effect with .npy files, which have no column names")
+            problems.append("inputs has no effect with .npy files, which have no column names; remove it")
         if self.inputs and self.target in self.inputs:
-            raise ValueError(f"the target {self.target!r} is also in inputs")
+            problems.append(f"target {self.target!r} is also in inputs; remove it there")
+        refuse(problems)
         return self
 
 
@@ -121,7 +128,7 @@ class SyntheticData(DataSection):
     """Numbers in x."""
     outputs: Count = 1
     """Numbers in y."""
-    noise: float = Field(default=0.1, ge=0)
+    noise: Number = Field(default=0.1, ge=0)
     """Standard deviation of the noise."""
 
 
@@ -134,7 +141,7 @@ class ImportData(DataSection):
     """Keyword arguments for it."""
 
 
-_SUFFIXES = {".txt": "text", ".jsonl": "text", ".csv": "table", ".parquet": "table"}
+SUFFIXES = {".txt": "text", ".jsonl": "text", ".csv": "table", ".parquet": "table", ".npy": "table"}
 
 
 def _choose(value: Any) -> str | None:
@@ -152,11 +159,11 @@ def _choose(value: Any) -> str | None:
     if source in BUILT_IN_SOURCES:
         return source
     suffix = PurePath(source).suffix
-    if suffix == ".npy":
-        return "tokens" if "tokens" in value else "table"
-    if not suffix and ("/" in source or source in (".", "..")):
+    if suffix == ".npy" and "tokens" in value:
+        return "tokens"
+    if source.endswith("/") or source in (".", "..") or ("/" in source and not suffix):
         return "text"
-    return _SUFFIXES.get(suffix, source)
+    return SUFFIXES.get(suffix, source)
 
 
 _TAGS: dict[str, type[DataSection]] = {

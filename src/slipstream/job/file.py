@@ -1,18 +1,19 @@
 """Reading a job file, and saying exactly what is wrong with it: file, line, key, reason, nearest valid name."""
 
 import difflib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
-from slipstream.job.data import BUILT_IN_SOURCES
+from slipstream.job.base import nearest, shown
+from slipstream.job.explain import KeyPath, explain
 from slipstream.job.job import Job
+
+__all__ = ["JobError", "Problem", "load_job", "nearest", "read_job"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        key = f"{self.key}: " if self.key else ""
+        key = "" if self.message.startswith(self.key) else f"{self.key}: "
         return f"{self.where}: {key}{self.message}"
 
 
@@ -42,17 +43,25 @@ class _Lines:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.at: dict[tuple[str | int, ...], str] = {}
+        self._at: dict[tuple[str, ...], str] = {}
 
-    def add(self, path: tuple[str | int, ...], node: yaml.Node) -> None:
-        self.at[path] = f"{self.name}:{node.start_mark.line + 1}"
+    def add(self, path: KeyPath, node: yaml.Node) -> str:
+        where = f"{self.name}:{node.start_mark.line + 1}"
+        self._at[tuple(map(str, path))] = where
+        return where
 
-    def where(self, path: tuple[str | int, ...]) -> str:
+    def override(self, keys: Sequence[str], where: str) -> None:
+        """From now on this key and all in it stand in a `--set`."""
+        path = tuple(keys)
+        self._at = {key: at for key, at in self._at.items() if key[: len(path)] != path} | {path: where}
+
+    def where(self, path: KeyPath) -> str:
         """The line of the key, or of the nearest one around it."""
-        for end in range(len(path), 0, -1):
-            if path[:end] in self.at:
-                return self.at[path[:end]]
-        return self.name
+        keys = tuple(map(str, path))
+        for end in range(len(keys), 0, -1):
+            if keys[:end] in self._at:
+                return self._at[keys[:end]]
+        return f"{self.name}:1"
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
@@ -64,172 +73,91 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.y*ml")], n=1)
         hint = f"did you mean {near[0]}?" if near else "`slipstream init` writes one"
         raise JobError([Problem(str(path), "", f"there is no such file; {hint}")]) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError([Problem(str(path), "", f"cannot be read as text: {error}")]) from None
+    except UnicodeDecodeError:
+        raise JobError([Problem(str(path), "", "is not a text file; a job file is YAML in UTF-8")]) from None
+    except OSError as error:
+        raise JobError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from None
     return read_job(text, name=str(path), overrides=overrides)
 
 
 def read_job(text: str, name: str = "job", overrides: Sequence[str] = ()) -> Job:
     """Read a job from YAML text."""
     lines = _Lines(name)
+    values, problems = _parse(text, lines)
+    for override in overrides:
+        problems += _apply(values, override, lines)
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        _walk(node, (), lines)
+        job = Job.model_validate(values)
+    except ValidationError as error:
+        problems += [Problem(lines.where(path), _dotted(path), text) for path, text in explain(error, Job, values)]
+    if problems:
+        raise JobError(problems)
+    return job
+
+
+def _parse(text: str, lines: _Lines) -> tuple[dict[str, Any], list[Problem]]:
+    try:
+        problems = list(_walk(yaml.compose(text, Loader=yaml.SafeLoader), (), lines))
         values = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{name}:{mark.line + 1}" if mark else name
-        raise JobError([Problem(where, "", f"is not valid YAML: {error.problem}")]) from None
-    except yaml.YAMLError as error:
-        raise JobError([Problem(name, "", f"is not valid YAML: {error}")]) from None
+        raise JobError([_not_yaml(error, lines.name)]) from None
+    except RecursionError:
+        raise JobError([Problem(lines.name, "", "is nested without end: an alias stands in itself")]) from None
+    except (yaml.YAMLError, ValueError) as error:  # a character or a date that cannot be
+        reason = str(error).splitlines()[0]
+        raise JobError([Problem(lines.name, "", f"is not valid YAML: {reason}")]) from None
     if not isinstance(values, dict):
-        found = "it is empty" if values is None else f"it holds a {type(values).__name__}"
-        raise JobError([Problem(name, "", f"a job file is a mapping that starts with name: …; {found}")])
-    for override in overrides:
-        _apply(values, override, lines)
-    try:
-        return Job.model_validate(values)
-    except ValidationError as error:
-        raise JobError([_problem(detail, values, lines) for detail in error.errors()]) from None
+        found = "it is empty" if values is None else f"it holds {shown(values)}"
+        raise JobError([Problem(f"{lines.name}:1", "", f"a job file is a mapping that starts with name: …; {found}")])
+    return values, problems
 
 
-def _walk(node: yaml.Node | None, path: tuple[str | int, ...], lines: _Lines) -> None:
+def _not_yaml(error: yaml.MarkedYAMLError, name: str) -> Problem:
+    mark, start = error.problem_mark or error.context_mark, error.context_mark
+    line = mark.line + 1 if mark else 1
+    since = f"{error.context} that starts on line {start.line + 1}, " if start and start.line + 1 != line else ""
+    tabs = "; indent with spaces, not tabs" if "\\t" in str(error.problem) else ""
+    return Problem(f"{name}:{line}", "", f"is not valid YAML: {since}{error.problem}{tabs}")
+
+
+def _walk(node: yaml.Node | None, path: KeyPath, lines: _Lines) -> Iterator[Problem]:
+    """Note the line of every key; yield those that are written twice."""
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
-            if key.value in seen:
-                where = f"{lines.name}:{key.start_mark.line + 1}"
-                raise JobError([Problem(where, _dotted((*path, key.value)), "is written twice; keep one")])
-            seen.add(key.value)
-            lines.add((*path, key.value), key)
-            _walk(value, (*path, key.value), lines)
+            name = str(key.value)
+            where = lines.add((*path, name), key)
+            if name in seen:
+                yield Problem(where, _dotted((*path, name)), "is written twice; keep one")
+            seen.add(name)
+            yield from _walk(value, (*path, name), lines)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             lines.add((*path, index), value)
-            _walk(value, (*path, index), lines)
+            yield from _walk(value, (*path, index), lines)
 
 
-def _apply(values: dict[str, Any], override: str, lines: _Lines) -> None:
+def _apply(values: dict[str, Any], override: str, lines: _Lines) -> list[Problem]:
     """`--set train.batch=64`: the value is YAML."""
     key, equals, text = override.partition("=")
     keys = key.strip().split(".")
     where = f"--set {override}"
     if not equals or not all(keys):
-        raise JobError([Problem(where, "", "write it as key=value, for example train.batch=64")])
+        return [Problem(where, "", "write it as key=value, for example train.batch=64")]
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise JobError([Problem(where, "", f"the value {text!r} is not valid YAML")]) from None
+    except (yaml.YAMLError, ValueError):
+        return [Problem(where, ".".join(keys), f"the value {text!r} is not valid YAML")]
     target = values
-    for part in keys[:-1]:
+    for depth, part in enumerate(keys[:-1], start=1):
         if not isinstance(target.get(part), dict):
             target[part] = {}
+            lines.override(keys[:depth], where)
         target = target[part]
     target[keys[-1]] = value
-    lines.at[tuple(keys)] = where
+    lines.override(keys, where)
+    return []
 
 
-def _problem(detail: ErrorDetails, values: dict[str, Any], lines: _Lines) -> Problem:
-    section, path = _locate(detail["loc"], values)
-    message = _message(detail, section, path)
-    if detail["type"] == "union_tag_invalid" and isinstance(detail["input"], dict):
-        path = (*path, _CHOSEN_BY[str(path[-1])])
-    if not path and (named := _NAMED_KEY.match(message)):  # a rule over several sections names its key itself
-        return Problem(lines.where(tuple(named[0].split("."))), "", message)
-    return Problem(lines.where(path), _dotted(path), message)
-
-
-def _locate(loc: tuple[str | int, ...], values: Any) -> tuple[type[BaseModel], tuple[str | int, ...]]:
-    """The section an error is in, and the key path as the user wrote it (pydantic adds the tags of unions)."""
-    section: type[BaseModel] = Job
-    members: list[type[BaseModel]] = []
-    path: list[str | int] = []
-    for part in loc:
-        chosen = next((member for member in members if part in _tags(member)), None)
-        if chosen and not (isinstance(values, dict) and part in values and part in _fields(chosen)):
-            section, members = chosen, []
-            continue
-        if chosen:
-            section = chosen
-        path.append(part)
-        members = list(_sections(_fields(section).get(str(part))))
-        if len(members) == 1:
-            section, members = members[0], []
-        values = values.get(part) if isinstance(values, dict) else None
-    return section, tuple(path)
-
-
-def _fields(section: type[BaseModel]) -> dict[str, Any]:
-    return {field.alias or name: field for name, field in section.model_fields.items()}
-
-
-def _sections(field: Any) -> Iterator[type[BaseModel]]:
-    if field is None:
-        return
-    pending = [field.annotation, *field.metadata]
-    while pending:
-        kind = pending.pop()
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield kind
-        elif get_origin(kind) is not None:
-            pending.extend(get_args(kind))
-
-
-def _tags(section: type[BaseModel]) -> set[Any]:
-    """The names by which a section is chosen: the values of its kind, name or decay; its special key; its role."""
-    names: set[Any] = {section.__name__.removesuffix("Data").lower()}
-    for key in ("kind", "name", "decay"):
-        if key in section.model_fields:
-            names |= set(get_args(section.model_fields[key].annotation))
-    return names
-
-
-def _message(detail: ErrorDetails, section: type[BaseModel], path: tuple[str | int, ...]) -> str:
-    kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
-    if kind == "extra_forbidden":
-        valid = [name for name, field in _fields(section).items() if not field.exclude]
-        return f"unknown key{nearest(str(path[-1]), valid)}; valid keys here: {', '.join(valid)}"
-    if kind == "missing":
-        return f"is missing{_description(section, path)}"
-    if kind in ("literal_error", "union_tag_invalid"):
-        expected = context.get("expected") or context.get("expected_tags", "")
-        valid = [part.strip(" '\"") for part in str(expected).replace(" or ", ", ").split(",")]
-        shown = context.get("tag", value)
-        if path[-1:] == ("data",):
-            valid = [*BUILT_IN_SOURCES, "a path ending in .txt, .jsonl, .csv, .parquet or .npy", "a folder/"]
-            return f"unknown source {shown!r}{nearest(str(shown), list(BUILT_IN_SOURCES))}; sources: {', '.join(valid)}"
-        return f"{shown!r} is not a valid choice{nearest(str(shown), valid)}; valid: {', '.join(valid)}"
-    if kind == "union_tag_not_found":
-        return _CHOOSERS.get(str(path[-1]), "does not say which kind it is")
-    if kind == "value_error":
-        return str(context.get("error", detail["msg"])).removeprefix("Value error, ")
-    if kind == "string_pattern_mismatch":
-        return f"{value!r} has the wrong form{_description(section, path)}"
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"needs a mapping with keys, not {value!r}"
-    return f"{detail['msg'][0].lower()}{detail['msg'][1:]}, not {value!r}"
-
-
-_NAMED_KEY = re.compile(r"^[a-z_0-9]+(\.[a-z_0-9]+)+")
-_CHOSEN_BY = {"model": "kind", "data": "source", "optimizer": "name", "task": "kind", "schedule": "decay"}
-_CHOOSERS = {
-    "model": "needs kind: decoder, resnet, mlp or linear; or import: package.module:name; or huggingface: folder",
-    "data": f"needs source: {', '.join(BUILT_IN_SOURCES)} or a path; or import: package.module:name",
-    "optimizer": "needs name: sgd, momentum, nesterov, adam, adamw, lars or lamb",
-    "task": "needs kind: next-token, masked-token, classification or regression",
-    "schedule": "needs decay: constant, linear, cosine, step or warmup-stable-decay",
-}
-
-
-def nearest(word: str, valid: list[str]) -> str:
-    near = difflib.get_close_matches(word.lower(), valid, n=1, cutoff=0.55)
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def _description(section: type[BaseModel], path: tuple[str | int, ...]) -> str:
-    field = _fields(section).get(str(path[-1])) if path else None
-    return f": {field.description}" if field is not None and field.description else ""
-
-
-def _dotted(path: tuple[str | int, ...]) -> str:
+def _dotted(path: KeyPath) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")

@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from slipstream.job.base import Section
+from slipstream.job.base import Section, refuse
 from slipstream.job.data import Data, DigitsData, MnistData, SyntheticData, TextData, TokenData
 from slipstream.job.models import DecoderModel, HuggingFaceModel, ImportModel, Model, ResnetModel
 from slipstream.job.train import Classification, Evaluate, MaskedToken, NextToken, Regression, Task, Train
-from slipstream.job.units import Bytes, Count, Duration, Interval, Money, Span
+from slipstream.job.units import Bytes, Count, Duration, Interval, Money, Seed, Span
 
 
 class Exchange(Section):
@@ -65,8 +65,8 @@ class Job(Section):
     """What to train, on what, how, and within which limits."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")
-    """Names the run folder: letters, digits, dots, dashes."""
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Names the run folder: letters, digits, dots, dashes and underscores, at most 80, a letter or digit first."""
+    seed: Seed = 0
     """Weights, sample order, dropout and everything random follow from it."""
     model: Model
     """What is trained."""
@@ -104,8 +104,7 @@ class Job(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Job":
-        for problem in (*self._task_problems(), *self._effect_problems()):
-            raise ValueError(problem)
+        refuse([*self._task_problems(), *self._effect_problems()])
         return self
 
     def _task_problems(self) -> list[str]:
@@ -138,8 +137,10 @@ class Job(Section):
         """A setting that would have no effect is refused, never ignored."""
         train, problems = self.train, []
         if train.evaluate != Evaluate() and not self.data.validation:
-            problems.append("train.evaluate has no effect without held-out samples: set data.validation, for example 5%")
-        if train.sample and not (isinstance(self.task, NextToken) and isinstance(self.data, TextData)):
+            problems.append(
+                "train.evaluate has no effect without held-out samples: set data.validation, for example 5%"
+            )
+        if train.sample and not (isinstance(self.data, TextData) and isinstance(self.task, NextToken)):
             problems.append("train.sample needs the task next-token on text")
         if train.tokens and not self.on_text:
             problems.append("train.tokens needs data made of tokens; give samples, epochs or steps")
@@ -174,4 +175,4 @@ def total_samples(job: Job, training_samples: int) -> int:
 
 def dump(job: Job) -> dict[str, Any]:
     """The job as plain values, every default written out, ready for YAML; it reads back as the same job."""
-    return job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return job.model_dump(mode="json", by_alias=True)

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, field_validator, model_validator
+from pydantic import ConfigDict, Field, Tag, WithJsonSchema, field_validator, model_validator
+from pydantic.config import JsonDict
 
-from slipstream.job.base import Section, choice
+from slipstream.job.base import Section, choice, nearest, refuse, shown
 from slipstream.job.data import absolute
-from slipstream.job.units import Count, Fraction
+from slipstream.job.units import Count, Fraction, Number
 
 _ROPE_THETA = 10000.0
 # The published shapes: GPT-2 (Radford et al. 2019), Llama 3.1 and 3.2 (Grattafiori et al. 2024, arXiv 2407.21783).
@@ -28,12 +29,20 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+_REQUIRED: JsonDict = {
+    "required": ["kind"],
+    "anyOf": [{"required": ["preset"]}, {"required": ["layers", "hidden", "heads"]}],
+}
+
+
 class DecoderModel(Section):
     """A decoder-only transformer, covering the GPT-2 and Llama families."""
 
+    model_config = ConfigDict(json_schema_extra=_REQUIRED)
+
     kind: Literal["decoder"] = "decoder"
     """The model's name in the table of models."""
-    preset: str | None = None
+    preset: Annotated[str, WithJsonSchema({"enum": list(PRESETS)})] | None = None
     """A published shape: gpt2-124m, gpt2-1.5b, llama-1b, llama-8b, llama-70b, llama-405b. Other keys override it."""
     layers: Count
     """Number of transformer blocks."""
@@ -53,7 +62,7 @@ class DecoderModel(Section):
     """How positions enter: rotary (Llama) or a learned table (GPT-2)."""
     norm: Literal["rms", "layer"] = "rms"
     """RMSNorm (Llama) or LayerNorm (GPT-2)."""
-    norm_eps: float = Field(default=1e-5, gt=0)
+    norm_eps: Number = Field(default=1e-5, gt=0)
     """Added to the variance before the root is taken."""
     activation: Literal["swiglu", "gelu"] = "swiglu"
     """Feed-forward part: SwiGLU (Llama) or GELU (GPT-2)."""
@@ -61,9 +70,9 @@ class DecoderModel(Section):
     """Biases on the linear layers."""
     tied: bool = True
     """Input embedding and output head share their weights."""
-    rope_theta: float = Field(default=_ROPE_THETA, gt=0)
+    rope_theta: Number = Field(default=_ROPE_THETA, gt=0)
     """Base of the rotary frequencies; only with rotary positions."""
-    dropout: Fraction = 0.0
+    dropout: Fraction = Field(default=0.0, lt=1)
     """Dropout on the embedding and on what each block adds. Masks belong to samples, not to workers."""
 
     @model_validator(mode="before")
@@ -72,20 +81,26 @@ class DecoderModel(Section):
         if not isinstance(value, dict) or value.get("preset") is None:
             return value
         name = value["preset"]
-        if name not in PRESETS:
-            raise ValueError(f"unknown preset {name!r}; presets are {', '.join(PRESETS)}")
-        return {**PRESETS[name], **value}
+        if not isinstance(name, str) or name not in PRESETS:
+            hint = nearest(str(name), list(PRESETS))
+            raise ValueError(f"preset {shown(name)} is not known{hint}; presets are {', '.join(PRESETS)}")
+        expanded = {**PRESETS[name], **value}
+        if expanded["positions"] == "learned" and "rope_theta" not in value:
+            expanded.pop("rope_theta", None)
+        return expanded
 
     @model_validator(mode="after")
     def _check(self) -> "DecoderModel":
+        size, problems = self.hidden // self.heads, []
         if self.hidden % self.heads:
-            raise ValueError(f"heads ({self.heads}) must divide hidden ({self.hidden})")
+            problems.append(f"heads ({self.heads}) must divide hidden ({self.hidden})")
+        elif self.positions == "rotary" and size % 2:
+            problems.append(f"heads ({self.heads}) give a head size of {size}; rotary positions need an even one")
         if self.kv_heads and self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
-        if self.positions == "rotary" and self.hidden // self.heads % 2:
-            raise ValueError(f"rotary positions need an even head size, not {self.hidden // self.heads}")
+            problems.append(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
         if self.positions == "learned" and self.rope_theta != _ROPE_THETA:
-            raise ValueError("rope_theta has no effect with learned positions; remove it or use positions: rotary")
+            problems.append("rope_theta has no effect with learned positions; remove it or use positions: rotary")
+        refuse(problems)
         return self
 
     @property
@@ -120,7 +135,7 @@ class MlpModel(Section):
     """Width of each hidden layer."""
     activation: Literal["relu", "gelu", "tanh"] = "relu"
     """Between the layers."""
-    dropout: Fraction = 0.0
+    dropout: Fraction = Field(default=0.0, lt=1)
     """Dropout after each hidden layer. Masks belong to samples, not to workers."""
 
 
@@ -150,13 +165,14 @@ class HuggingFaceModel(Section):
     source: str | dict[str, Any] = Field(alias="huggingface")
     """A local folder with config.json (and weights), or a configuration with `model_type` in it."""
 
-    @field_validator("source")
+    @field_validator("source", mode="before")
     @classmethod
-    def _checked_source(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
+    def _checked_source(cls, value: Any) -> Any:
         if isinstance(value, str):
             return absolute(value)
-        if "model_type" not in value:
-            raise ValueError("the configuration needs a model_type, for example {model_type: bert, hidden_size: 128}")
+        if not isinstance(value, dict) or "model_type" not in value:
+            example = "{model_type: bert, hidden_size: 128}"
+            raise ValueError(f"needs a local folder, or a configuration with a model_type, for example {example}")
         return value
 
 

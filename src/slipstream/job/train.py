@@ -4,8 +4,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, Tag, field_validator, model_validator
 
-from slipstream.job.base import Section, choice
-from slipstream.job.units import Count, Fraction, SampleSpan, Span, StepInterval
+from slipstream.job.base import Section, Shorthand, choice, refuse
+from slipstream.job.units import Count, Fraction, Number, SampleSpan, SampleSpanOrZero, Span, StepInterval
 
 # --- tasks -----------------------------------------------------------------------------------------------------------
 
@@ -29,7 +29,7 @@ class MaskedToken(_Task):
 
     kind: Literal["masked-token"]
     """The task's name."""
-    mask: Fraction = 0.15
+    mask: Fraction = Field(default=0.15, gt=0)
     """Part of the tokens hidden. Which ones belongs to the sample and its epoch."""
 
 
@@ -55,13 +55,17 @@ Task = Annotated[
     | Annotated[Classification, Tag("classification")]
     | Annotated[Regression, Tag("regression")],
     choice("kind", shorthand=True),
+    Shorthand(),
 ]
 
 # --- optimisers ------------------------------------------------------------------------------------------------------
 
 
+Beta = Annotated[Number, Field(ge=0, lt=1)]
+
+
 class _Optimizer(Section):
-    lr: float = Field(gt=0)
+    lr: Number = Field(gt=0)
     """Peak learning rate."""
 
 
@@ -77,7 +81,7 @@ class Momentum(_Optimizer):
 
     name: Literal["momentum"]
     """The optimiser's name."""
-    momentum: float = Field(default=0.9, gt=0, lt=1)
+    momentum: Number = Field(default=0.9, gt=0, lt=1)
     """Part of the last update that is kept."""
 
 
@@ -86,7 +90,7 @@ class Nesterov(_Optimizer):
 
     name: Literal["nesterov"]
     """The optimiser's name."""
-    momentum: float = Field(default=0.9, gt=0, lt=1)
+    momentum: Number = Field(default=0.9, gt=0, lt=1)
     """Part of the last update that is kept."""
 
 
@@ -95,9 +99,9 @@ class Adam(_Optimizer):
 
     name: Literal["adam"]
     """The optimiser's name."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Decay of the two running means."""
-    eps: float = Field(default=1e-8, gt=0)
+    eps: Number = Field(default=1e-8, gt=0)
     """Added to the denominator."""
 
 
@@ -106,11 +110,11 @@ class AdamW(_Optimizer):
 
     name: Literal["adamw"]
     """The optimiser's name."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Decay of the two running means."""
-    eps: float = Field(default=1e-8, gt=0)
+    eps: Number = Field(default=1e-8, gt=0)
     """Added to the denominator."""
-    weight_decay: float = Field(default=0.1, ge=0)
+    weight_decay: Number = Field(default=0.1, ge=0)
     """On matrices only: biases and norms do not decay."""
 
 
@@ -119,11 +123,11 @@ class Lars(_Optimizer):
 
     name: Literal["lars"]
     """The optimiser's name."""
-    momentum: float = Field(default=0.9, ge=0, lt=1)
+    momentum: Number = Field(default=0.9, ge=0, lt=1)
     """Part of the last update that is kept."""
-    weight_decay: float = Field(default=1e-4, ge=0)
+    weight_decay: Number = Field(default=1e-4, ge=0)
     """On matrices only: biases and norms neither decay nor take a trust ratio."""
-    trust: float = Field(default=1e-3, gt=0)
+    trust: Number = Field(default=1e-3, gt=0)
     """The trust coefficient."""
 
 
@@ -132,11 +136,11 @@ class Lamb(_Optimizer):
 
     name: Literal["lamb"]
     """The optimiser's name."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Decay of the two running means."""
-    eps: float = Field(default=1e-6, gt=0)
+    eps: Number = Field(default=1e-6, gt=0)
     """Added to the denominator."""
-    weight_decay: float = Field(default=0.01, ge=0)
+    weight_decay: Number = Field(default=0.01, ge=0)
     """On matrices only: biases and norms neither decay nor take a trust ratio."""
 
 
@@ -155,7 +159,7 @@ Optimizer = Annotated[
 
 
 class _Schedule(Section):
-    warmup: SampleSpan = Span(0.0, "run")
+    warmup: SampleSpanOrZero = Span(0.0, "run")
     """The rate rises linearly from 0 over this part of the run (`2%`) or this many samples."""
 
     @model_validator(mode="before")
@@ -197,7 +201,7 @@ class Step(_Schedule):
     """The schedule's name."""
     every: SampleSpan
     """Length of one stair: a part of the run or a number of samples."""
-    factor: float = Field(default=0.1, gt=0, lt=1)
+    factor: Number = Field(default=0.1, gt=0, lt=1)
     """What the rate is multiplied by."""
 
 
@@ -217,6 +221,7 @@ Schedule = Annotated[
     | Annotated[Step, Tag("step")]
     | Annotated[WarmupStableDecay, Tag("warmup-stable-decay")],
     choice("decay", shorthand=True),
+    Shorthand(),
 ]
 
 
@@ -243,15 +248,16 @@ class Ramp(Section):
 class Clip(Section):
     """Gradient clipping: by the global norm, or by value."""
 
-    norm: float | None = Field(default=None, gt=0)
+    norm: Number | None = Field(default=None, gt=0)
     """Largest norm of all gradients together."""
-    value: float | None = Field(default=None, gt=0)
+    value: Number | None = Field(default=None, gt=0)
     """Largest size of one element."""
 
     @model_validator(mode="after")
     def _one(self) -> "Clip":
         if (self.norm is None) == (self.value is None):
-            raise ValueError("give either norm or value")
+            found = "none of them" if self.norm is None else "both"
+            raise ValueError(f"give exactly one of norm and value; found {found}")
         return self
 
 
@@ -262,7 +268,7 @@ class Sample(Section):
     """What it starts from."""
     tokens: Count = 120
     """How many tokens to add."""
-    temperature: float = Field(default=0.8, ge=0)
+    temperature: Number = Field(default=0.8, ge=0)
     """0 always takes the likeliest token."""
 
 
@@ -292,7 +298,7 @@ class Train(Section):
     """Length of the run in tokens; rounded up to a whole batch."""
     samples: Count | None = None
     """Length of the run in samples; rounded up to a whole batch."""
-    epochs: float | None = Field(default=None, gt=0)
+    epochs: Number | None = Field(default=None, gt=0)
     """Length of the run in passes over the training samples; rounded up to a whole batch."""
     steps: Count | None = None
     """Length of the run in updates."""
@@ -308,9 +314,9 @@ class Train(Section):
     """Scale the learning rate with the batch."""
     clip: Clip | None = None
     """Gradient clipping. Default: none."""
-    l1: float = Field(default=0.0, ge=0)
+    l1: Number = Field(default=0.0, ge=0)
     """λ of λ·Σ|w| added to the loss; on matrices only."""
-    l2: float = Field(default=0.0, ge=0)
+    l2: Number = Field(default=0.0, ge=0)
     """λ of λ/2·Σw² added to the loss; on matrices only."""
     precision: Precision = "auto"
     """Arithmetic of forward and backward; weights and optimiser state stay fp32 (fp64 in fp64, for checking)."""
@@ -329,13 +335,16 @@ class Train(Section):
     @model_validator(mode="after")
     def _check(self) -> "Train":
         given = [name for name in _LENGTHS if getattr(self, name) is not None]
+        problems = []
         if len(given) != 1:
-            found = " and ".join(given) if given else "none of them"
-            raise ValueError(f"give exactly one of {', '.join(_LENGTHS)} as the length of the run; found {found}")
-        if self.ramp and self.ramp.start >= self.batch:
-            raise ValueError(f"ramp.start ({self.ramp.start}) must be smaller than batch ({self.batch})")
-        if self.ramp and self.ramp.stairs > self.batch - self.ramp.start:
-            raise ValueError(f"ramp.stairs ({self.ramp.stairs}) is more than the batch grows")
+            found = f"{' and '.join(given)}: remove one or set it to null" if given else "none of them"
+            problems.append(f"give exactly one of {', '.join(_LENGTHS)} as the length of the run; found {found}")
         if self.ramp and self.steps:
-            raise ValueError("with a ramp the length must be in tokens, samples or epochs: a step has no fixed size")
+            problems.append("ramp needs a length in tokens, samples or epochs: with it a step has no fixed size")
+        if self.ramp and self.ramp.start >= self.batch:
+            problems.append(f"ramp.start ({self.ramp.start}) must be smaller than batch ({self.batch})")
+        elif self.ramp and self.ramp.stairs > self.batch - self.ramp.start:
+            growth = self.batch - self.ramp.start
+            problems.append(f"ramp.stairs ({self.ramp.stairs}) are more than the {growth} samples the batch grows by")
+        refuse(problems)
         return self

@@ -30,8 +30,6 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.export = self.path / "export"
         self.logs = self.path / "logs"
-        self.failures = self.path / "failures"
-        self.pulse = self.path / "pulse"
         self._lock = self.path / "lock"
 
     @property
@@ -47,7 +45,6 @@ class RunFolder:
         try:
             run.checkpoints.mkdir(parents=True, exist_ok=True)
             run.logs.mkdir(exist_ok=True)
-            run.failures.mkdir(exist_ok=True)
             write_yaml(run.job, job)
         except OSError as error:
             raise RunError(f"{path} cannot be written: {error.strerror}; choose another folder with --run-dir") from error

@@ -1,6 +1,7 @@
 """Writing checkpoints beside training, by torch's distributed checkpoint (DCP), and restoring them on any layout."""
 
 import shutil
+import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -78,7 +79,7 @@ class Checkpointer:
             return
         try:
             self._pending.result()
-        except Exception as error:
+        except BaseException as error:  # DCP's CheckpointException is no Exception
             raise CheckpointError(_explain(error, self._folder)) from error
         finally:
             self._pending = None
@@ -107,7 +108,19 @@ class Checkpointer:
 
 
 def _explain(error: BaseException, folder: Path) -> str:
-    """The first cause, in a sentence: DCP wraps the failures of all workers into one."""
+    """The first cause, in a sentence: DCP wraps the failures of all workers, and torch's writer hides the disk's."""
     causes = list(getattr(error, "failures", {}).values())
     cause = causes[0][0] if causes else error
-    return f"the checkpoint could not be written to {folder}: {type(cause).__name__}: {cause}"
+    trouble = None if isinstance(cause, OSError) else _disk_trouble(folder)
+    return f"the checkpoint could not be written to {folder}: {trouble or f'{type(cause).__name__}: {cause}'}"
+
+
+def _disk_trouble(folder: Path) -> OSError | None:
+    """Why nothing can be written here, if so."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder) as probe:
+            probe.write(bytes(2**17))
+            probe.flush()
+    except OSError as error:
+        return error
+    return None

@@ -53,7 +53,8 @@ class SampleDropout(nn.Module):
         super().__init__()
         self.p, self.layer, self.keys, self.name = p, layer, keys, name
         self._threshold = round(p * _LEVELS)
-        self._key = _fold(_fold(torch.tensor(0, device="cpu"), seed), layer)
+        start, seeded, layered = torch.tensor((0, seed, layer), device="cpu")
+        self._key = _fold(_fold(start, seeded), layered)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self._threshold == 0 or x.numel() == 0:
@@ -117,10 +118,10 @@ _GOLDEN = _signed(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio: successi
 _FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 
-def _fold(key: Tensor, value: Tensor | int) -> Tensor:
+def _fold(key: Tensor, value: Tensor) -> Tensor:
     """A new key from a key and a value: the value-th output of SplitMix64 started at the key."""
-    x = key + (value + 1) * _GOLDEN if isinstance(value, Tensor) else key + _signed((value + 1) * _GOLDEN % 2**64)
-    x = x ^ _shifted(x, 30)
+    x = key + (value + 1) * _GOLDEN
+    x ^= _shifted(x, 30)
     x *= _FIRST
     x ^= _shifted(x, 27)
     x *= _SECOND

@@ -33,7 +33,7 @@ class Basic(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1 down, 3×3, 1×1 up. The 3×3 takes the stride, which costs nothing and is half a point better."""
+    """1×1 down, 3×3, 1×1 up. The 3×3 takes the stride: the 1×1 would skip three pixels of four."""
 
     expansion = 4
 

@@ -1,0 +1,36 @@
+"""The benchmarks run, and leave a figure for each thing they compare. The figures themselves are not judged here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+def run(script: str, *words: str, out: Path) -> dict[str, Any]:
+    command = [sys.executable, str(BENCHMARKS / script), "--short", "--out", str(out), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record: dict[str, Any] = json.loads(out.read_text())
+    assert record["date"] and record["machine"] and record["versions"]["torch"]
+    return record
+
+
+def test_sides_are_compared(tmp_path: Path) -> None:
+    record = run("cpu_train.py", "--sides", "slipstream,plain", out=tmp_path / "cpu_train.json")
+    compared = {(result["side"], result["processes"]): result for result in record["results"]}
+    assert set(compared) == {(side, processes) for side in ("slipstream", "plain") for processes in (1, 2)}
+    for result in compared.values():
+        assert result["tokens_per_s"] > 0
+        assert result["ratio"] > 0
+        assert result["last_loss"] < result["first_loss"]
+    assert compared["plain", 1]["ratio"] == 1
+
+
+def test_starting_up_is_timed(tmp_path: Path) -> None:
+    record = run("startup.py", out=tmp_path / "startup.json")
+    seconds = {result["what"]: result["seconds"] for result in record["results"]}
+    assert 0 < seconds["import slipstream"] < seconds["first step"]
+    assert 0 < seconds["slipstream --help"] < seconds["first step"]
