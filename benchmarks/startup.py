@@ -46,8 +46,7 @@ def time_first_step(root: Path) -> float:
             if process.poll():
                 raise SystemExit(f"{' '.join(command)} failed with {process.returncode}")
             time.sleep(0.005)
-        seconds = time.perf_counter() - began
-    return seconds
+        return time.perf_counter() - began
 
 
 def main() -> None:

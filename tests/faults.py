@@ -88,3 +88,16 @@ class SlowDecoder(nn.Module):
         states, _ = self.memory(self.dropout(self.embedding(inputs)))
         outputs: Tensor = self.head(states)
         return outputs
+
+
+class SlowRegression(nn.Module):
+    """Sixteen numbers to one, slowly."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds, self.layer = seconds, nn.Linear(16, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        outputs: Tensor = self.layer(inputs)
+        return outputs

@@ -102,7 +102,7 @@ def _parse(text: str, lines: _Lines) -> tuple[dict[str, Any], list[Problem]]:
     except yaml.MarkedYAMLError as error:
         raise JobError([_not_yaml(error, lines.name)]) from None
     except RecursionError:
-        raise JobError([Problem(lines.name, "", "is nested without end: an alias stands in itself")]) from None
+        raise JobError([Problem(lines.name, "", "is nested too deeply; perhaps an alias stands in itself")]) from None
     except (yaml.YAMLError, ValueError) as error:  # a character or a date that cannot be
         reason = str(error).splitlines()[0]
         raise JobError([Problem(lines.name, "", f"is not valid YAML: {reason}")]) from None

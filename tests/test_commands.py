@@ -1,0 +1,169 @@
+"""The commands as a person and a script use them."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import merge, mlp_job
+from pool import Pool
+from program import slipstream, start, write_job
+
+from slipstream.job import dump, load_job
+from slipstream.runs import RunFolder
+
+FILES = {"job.yaml", "plan.yaml", "metrics.jsonl", "events.jsonl", "result.json", "curve.png", "checkpoints", "export"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run made by `slipstream train`, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("trained")
+    job = write_job(folder, merge(dump(mlp_job()), {"train.precision": "fp32"}))
+    done = slipstream("train", job, "--workers", 2, "--set", "train.steps=12", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (folder / "printed.json").write_text(done.stdout)
+    return folder
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_leaves_its_whole_record(trained):
+    run = trained / "runs/mlp-1"
+    assert {path.name for path in run.iterdir()} >= FILES
+    metrics = lines(run / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == list(range(1, 13))
+    assert all({"step", "samples", "loss", "lr", "tokens_per_s", "seconds"} <= set(line) for line in metrics)
+    assert [event["event"] for event in lines(run / "events.jsonl")] == ["launch", "build", "finished"]
+    assert load_job(run / "job.yaml").train.steps == 12
+    assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_train_json_prints_the_result(trained):
+    printed = json.loads((trained / "printed.json").read_text())
+    assert printed == json.loads((trained / "runs/mlp-1/result.json").read_text())
+    assert printed["status"] == "finished" and printed["workers"] == 2 and printed["step"] == 12
+
+
+def test_runs_and_show(trained):
+    listed = json.loads(slipstream("runs", "--json", cwd=trained).stdout)
+    assert [(row["run"], row["status"], row["step"]) for row in listed] == [("runs/mlp-1", "finished", 12)]
+    assert "mlp-1" in slipstream("runs", cwd=trained).stdout
+    shown = slipstream("show", "mlp-1", cwd=trained)
+    assert "finished" in shown.stdout and "validation" in shown.stdout, shown.stderr
+    detail = json.loads(slipstream("show", "runs/mlp-1", "--json", cwd=trained).stdout)
+    assert detail["plan"]["layout"]["replicate"] == 2 and detail["result"]["step"] == 12
+
+
+def test_show_of_nothing(tmp_path):
+    done = slipstream("show", "nothing", cwd=tmp_path)
+    assert done.returncode == 2 and "holds no run" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_doctor(tmp_path):
+    found = json.loads(slipstream("doctor", "--json", cwd=tmp_path).stdout)
+    assert found["problems"] == [] and found["workers"] >= 1 and found["torch"].startswith("2.")
+    assert "all is well" in slipstream("doctor", cwd=tmp_path).stdout
+
+
+def test_init_writes_a_job_that_loads(tmp_path):
+    listed = slipstream("init", cwd=tmp_path).stdout
+    for task in ("next-token", "masked-token", "classification", "regression", "own-model"):
+        assert task in listed
+        done = slipstream("init", task, cwd=tmp_path)
+        assert done.returncode == 0 and (tmp_path / f"{task}.yaml").exists(), done.stderr
+        assert "#" in (tmp_path / f"{task}.yaml").read_text()
+        load_job(tmp_path / f"{task}.yaml")
+    again = slipstream("init", "regression", cwd=tmp_path)
+    assert again.returncode == 2 and "exists already" in again.stderr
+    wrong = slipstream("init", "regresion", cwd=tmp_path)
+    assert wrong.returncode == 2 and "did you mean 'regression'" in wrong.stderr
+
+
+def test_import_is_quick_and_loads_no_torch():
+    code = "import sys, slipstream; assert 'torch' not in sys.modules and 'pydantic' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_launcher_loads_no_torch_without_a_gpu():
+    code = "import sys, slipstream.cli, slipstream.api, slipstream.cli.watching; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_more_workers_than_samples_is_refused_and_nothing_written(tmp_path):
+    job = write_job(tmp_path, merge(dump(mlp_job()), {"train.batch": 2}))
+    done = slipstream("train", job, "--workers", 3, cwd=tmp_path)
+    assert done.returncode == 2 and "3 workers cannot share a batch of 2" in done.stderr, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
+
+
+def test_what_only_model_and_data_together_show_is_refused_and_nothing_written(tmp_path):
+    job = write_job(tmp_path, merge(dump(mlp_job()), {"model": {"import": "faults:Faulty", "args": {"speed": 3}}}))
+    done = slipstream("train", job, cwd=tmp_path)
+    assert done.returncode == 2 and "model.import" in done.stderr and "speed" in done.stderr, done.stderr
+    assert list(tmp_path.glob("runs/*")) == []
+
+
+def long_job(folder: Path, **changes: Any) -> Path:
+    slow = {"model": {"import": "faults:SlowRegression", "args": {"seconds": 0.02}}, "train.steps": 3000}
+    return write_job(folder, merge(dump(mlp_job(**slow)), changes))
+
+
+def test_control_c_saves_stops_and_resume_goes_on(tmp_path):
+    program = start("train", long_job(tmp_path), "--run-dir", "run", cwd=tmp_path)
+    metrics = tmp_path / "run/metrics.jsonl"
+    while not metrics.exists() and program.poll() is None:
+        time.sleep(0.05)
+    program.send_signal(signal.SIGINT)
+    output = program.communicate(timeout=30)[0]
+    assert program.returncode == 130 and "with a checkpoint" in output and "slipstream resume" in output, output
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["status"] == "stopped" and result["reason"] == "interrupted"
+    assert (tmp_path / f"run/checkpoints/step-{result['step']:08d}/manifest.json").exists()
+    shown = json.loads(slipstream("show", "run", "--json", cwd=tmp_path).stdout)
+    assert shown["status"] == "stopped" and shown["step"] == result["step"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "limits"),
+    [
+        ("deadline", {"limits": {"deadline": "6s"}}),
+        ("budget", {"limits": {"budget": "$0.006"}, "machines": {"price_per_hour": "$3.60"}}),  # $0.001 a second
+    ],
+)
+def test_a_limit_stops_the_run_with_a_checkpoint(reason, limits, tmp_path):
+    done = slipstream("train", long_job(tmp_path, **limits), "--run-dir", "run", cwd=tmp_path)
+    assert done.returncode == 6, done.stdout + done.stderr
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert (result["status"], result["reason"]) == ("stopped", reason)
+    assert (result["cost"] is not None) == (reason == "budget")
+    assert f"({reason})" in done.stdout
+
+
+def test_two_launchers_cannot_have_one_run(pool: Pool, tmp_path):
+    pool.train(mlp_job(), tmp_path / "run", 1)
+    (tmp_path / "run/result.json").unlink()
+    import os
+
+    run = RunFolder.open(tmp_path / "run")
+    held = run.lock()
+    assert run.is_running
+    with pytest.raises(ValueError, match="being run by another process"):
+        run.lock(patience=0.2)
+    os.close(held)
+    assert not run.is_running
+
+
+def test_python_door(tmp_path):
+    import slipstream as product
+
+    result = product.train(dump(mlp_job(**{"train.steps": 5})), workers=1, run_dir=tmp_path / "run")
+    assert result.status == "finished" and result.step == 5 and result.val_loss is not None
+    with pytest.raises(ValueError, match="is finished"):
+        product.resume(tmp_path / "run")
