@@ -101,3 +101,15 @@ class SlowRegression(nn.Module):
         time.sleep(self.seconds)
         outputs: Tensor = self.layer(inputs)
         return outputs
+
+
+class Loud(nn.Module):
+    """Outputs so large that the gradients of its loss do not fit fp16 when the loss is scaled up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs * 100.0)
+        return outputs

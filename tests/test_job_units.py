@@ -79,7 +79,7 @@ def test_durations(written: Any, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     "written",
-    [6, 6.0, 0, True, None, [], INF, "6", "0h", "-6h", "h", "6x", "6 parsecs", "6h30m", "1e9h9", timedelta()],
+    [6, 6.0, 0, True, None, [], INF, "6", "0h", "-6h", "h", "6x", "6 parsecs", "6h30m", "1e400h", timedelta()],
 )
 def test_what_is_no_duration(written: Any) -> None:
     with pytest.raises(ValueError, match="is not a duration; write for example 90s, 30m, 6h or 2d"):

@@ -23,7 +23,7 @@ class Timeline:
     def batch(self, seen: int) -> int:
         """Samples in the step that begins after `seen` samples."""
         ramp, batch = self.job.train.ramp, self.job.train.batch
-        over = ramp.over.samples(self.asked) if ramp else 0
+        over = max(1, ramp.over.samples(self.asked)) if ramp else 0
         if not ramp or seen >= over:
             return batch
         return ramp.start + (batch - ramp.start) * (seen * ramp.stairs // over) // ramp.stairs
