@@ -8,7 +8,10 @@ from typing import Any
 
 from slipstream.job import Job
 
-WORDS = "the quick brown fox jumps over a lazy dog while seven wizards quietly mix blue ink and count stars".split()
+WORDS = (
+    "the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "quietly", "mix",
+    "blue", "ink", "and", "count", "stars",
+)  # fmt: skip
 
 
 def write_documents(path: Path, count: int = 80) -> Path:

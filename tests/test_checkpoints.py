@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from jobs import merge, mlp_job
 from pool import Pool
 from program import slipstream, start, write_job
-
 from slipstream.job import dump
 from slipstream.runs.checkpoints import MANIFEST, find_checkpoint, find_damage, read_progress
 
@@ -20,7 +20,7 @@ from slipstream.runs.checkpoints import MANIFEST, find_checkpoint, find_damage, 
 @pytest.fixture
 def run(pool: Pool, tmp_path: Path) -> Path:
     """A finished run with checkpoints at steps 10, 20 and 30."""
-    pool.train(mlp_job(**{"checkpoint": {"every": 10, "keep": 3}}), tmp_path / "run", 2)
+    pool.train(mlp_job(checkpoint={"every": 10, "keep": 3}), tmp_path / "run", 2)
     return tmp_path / "run"
 
 
@@ -35,7 +35,7 @@ def test_the_newest_is_chosen(run):
 
 
 def test_only_the_last_few_are_kept(pool, tmp_path):
-    pool.train(mlp_job(**{"checkpoint": {"every": 5, "keep": 2}}), tmp_path / "run", 1)
+    pool.train(mlp_job(checkpoint={"every": 5, "keep": 2}), tmp_path / "run", 1)
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step-00000025", "step-00000030"]
 
 
@@ -95,7 +95,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def big_job(**changes: Any) -> dict[str, Any]:
     """A checkpoint takes about 1.2 MB: two fit on the small disk, the third does not."""
-    job = dump(mlp_job(**{"model.hidden": [300, 300], "checkpoint": {"every": 10, "keep": 5}, "train.precision": "fp32"}))
+    job = dump(
+        mlp_job(**{"model.hidden": [300, 300], "checkpoint": {"every": 10, "keep": 5}, "train.precision": "fp32"})
+    )
     return merge(job, changes)
 
 

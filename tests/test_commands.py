@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from jobs import merge, mlp_job
 from pool import Pool
 from program import slipstream, start, write_job
-
 from slipstream.job import dump, load_job
 from slipstream.runs import RunFolder
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from program import slipstream
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.yaml"))

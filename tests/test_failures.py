@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from jobs import merge
 from program import slipstream, write_job
 

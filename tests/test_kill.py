@@ -47,7 +47,9 @@ def read(run: Path) -> list[tuple[Any, ...]]:
 
 def kill(program: subprocess.Popen[str], what: str, draw: random.Random) -> None:
     workers = workers_of(program.pid)
-    victims = {"worker": draw.sample(workers, min(1, len(workers))), "workers": workers, "launcher": [program.pid]}[what]
+    victims = {"worker": draw.sample(workers, min(1, len(workers))), "workers": workers, "launcher": [program.pid]}[
+        what
+    ]
     for victim in victims:
         os.kill(victim, signal.SIGKILL)
 

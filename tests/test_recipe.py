@@ -1,6 +1,7 @@
 """The recipe: schedules, batch rules, optimisers, clipping, precision. Each against what its paper or torch says."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import decoder_job, mlp_job, write_documents
 from pydantic import TypeAdapter
 
+from jobs import decoder_job, mlp_job, write_documents
 from slipstream.job import Job
 from slipstream.job.train import Optimizer, ScaleRate, Schedule
 from slipstream.train.optim import build_optimizer
@@ -36,7 +37,7 @@ def test_constant_with_warmup_rises_and_stays():
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_falling_schedules_end_near_the_floor(decay):
     values = rates(schedule(decay=decay, warmup=100, floor="10%"))
-    assert max(values) == 1.0 and all(later <= earlier for earlier, later in zip(values[10:], values[11:], strict=False))
+    assert max(values) == 1.0 and all(later <= earlier for earlier, later in pairwise(values[10:]))
     assert 0.1 < values[-1] < 0.12
     assert rate(schedule(decay=decay, warmup=100, floor="10%"), 550, 10, 1000) == pytest.approx(0.55)  # half-way
 
@@ -52,7 +53,9 @@ def test_warmup_stable_decay_has_its_three_parts():
     assert values[90] == pytest.approx(0.6) and values[-1] == pytest.approx(0.24)
 
 
-@given(st.sampled_from(["constant", "linear", "cosine", "warmup-stable-decay"]), st.integers(1, 64), st.integers(1, 5000))
+@given(
+    st.sampled_from(["constant", "linear", "cosine", "warmup-stable-decay"]), st.integers(1, 64), st.integers(1, 5000)
+)
 def test_a_rate_is_always_between_zero_and_one(decay, batch, total):
     setting = schedule(decay=decay, warmup="7%")
     assert all(0 <= rate(setting, seen, batch, total) <= 1 for seen in range(0, total, batch))
@@ -78,7 +81,7 @@ def test_a_ramp_only_grows_and_covers_the_run(start, more, stairs, samples):
     ramp = {"start": start, "over": "50%", "stairs": min(stairs, more)}
     job = mlp_job(**{"train.steps": None, "train.samples": samples, "train.batch": batch, "train.ramp": ramp})
     timeline = Timeline.of(job, 100)
-    batches = [end - begin for begin, end in zip(timeline.starts, timeline.starts[1:], strict=False)]
+    batches = [end - begin for begin, end in pairwise(timeline.starts)]
     assert batches == sorted(batches) and batches[0] == start and max(batches) <= batch
     assert samples <= timeline.samples < samples + batch
 
@@ -175,13 +178,17 @@ def test_fp16_overflow_skips_the_update_counts_it_and_survives_a_checkpoint(pool
 
     forget_after(tmp_path / "run", 5)
     resumed = pool.resume(tmp_path / "run", 2)
-    assert [(exact(line), line["loss_scale"]) for line in resumed] == [(exact(line), line["loss_scale"]) for line in lines]
+    assert [(exact(line), line["loss_scale"]) for line in resumed] == [
+        (exact(line), line["loss_scale"]) for line in lines
+    ]
 
 
 def test_clipping_by_value_bounds_each_element():
     from slipstream.train.update import Update
 
-    job = mlp_job(**{"train.clip": {"value": 0.001}, "train.optimizer": {"name": "sgd", "lr": 1.0}, "train.l1": 0, "train.l2": 0})
+    job = mlp_job(
+        **{"train.clip": {"value": 0.001}, "train.optimizer": {"name": "sgd", "lr": 1.0}, "train.l1": 0, "train.l2": 0}
+    )
     layer = linear()
     before = layer.weight.detach().clone()
     Update(job.train, layer, total=100, fp16=False).apply(0, 10, finite=True)

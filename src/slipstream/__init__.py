@@ -6,11 +6,14 @@ __version__ = "0.1.0"
 __all__ = ["Job", "JobError", "Result", "load_job", "resume", "train"]
 
 if TYPE_CHECKING:
-    from slipstream.api import Result, resume, train
+    from slipstream.api import resume, train
     from slipstream.job import Job, JobError, load_job
+    from slipstream.runs.result import Result
 
-_HOME = {name: "slipstream.job" for name in ("Job", "JobError", "load_job")} | {
-    name: "slipstream.api" for name in ("Result", "resume", "train")
+_HOME = dict.fromkeys(("Job", "JobError", "load_job"), "slipstream.job") | {
+    "Result": "slipstream.runs.result",
+    "resume": "slipstream.api",
+    "train": "slipstream.api",
 }
 
 

@@ -24,7 +24,9 @@ app.command("schema")(schema.command)
 app.command("doctor")(doctor.command)
 
 
-@app.callback(epilog="Exit codes: 0 done, 2 refused, 3 a worker failed, 4 a worker hung, 5 loss not finite, 6 stopped, 130 ended.")
+@app.callback(
+    epilog="Exit codes: 0 done, 2 refused, 3 a worker failed, 4 a worker hung, 5 loss not finite, 6 stopped, 130 ended."
+)
 def _main() -> None:
     """Train neural networks: one job file, one command, one curve."""
 

@@ -19,7 +19,9 @@ def command(
             from slipstream.job import JobError
             from slipstream.job.file import Problem, nearest
 
-            raise JobError([Problem("init", task, f"no such task{nearest(task, list(examples))}; tasks: {', '.join(examples)}")])
+            raise JobError(
+                [Problem("init", task, f"no such task{nearest(task, list(examples))}; tasks: {', '.join(examples)}")]
+            )
         print("usage: slipstream init TASK, where TASK is one of")
         for name, path in examples.items():
             print(f"  {name:<16} {path.read_text().splitlines()[0].removeprefix('# ')}")

@@ -54,8 +54,15 @@ class Screen:
 
     def _begin(self, build: dict[str, Any]) -> None:
         self.say(f"{build['parameters']:,} parameters, {build['steps']:,} steps, {build['samples']:,} samples")
-        columns = (BarColumn(bar_width=None), TextColumn("{task.description}"), TimeElapsedColumn(), TimeRemainingColumn())
-        self._bar = Progress(TextColumn("{task.completed:,.0f}/{task.total:,.0f}"), *columns, console=self.console, expand=True)
+        columns = (
+            BarColumn(bar_width=None),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"), *columns, console=self.console, expand=True
+        )
         self._task = self._bar.add_task("starting", total=build["steps"])
         if self.console.is_terminal:
             self._bar.start()
@@ -73,9 +80,9 @@ class Screen:
     def _describe(self, line: dict[str, Any]) -> str:
         loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
         unit = "tokens/s" if self._job.on_text else "samples/s"
-        return f"loss {loss}  {line['tokens_per_s']:,.0f} {unit}{self._cost(line)}"
+        return f"loss {loss}  {line['tokens_per_s']:,.0f} {unit}{self._cost()}"
 
-    def _cost(self, line: dict[str, Any]) -> str:
+    def _cost(self) -> str:
         """Cost so far and to the end, where the machine has a price."""
         if self._price is None or self._bar is None or self._task is None:
             return ""
@@ -122,7 +129,9 @@ def plan_table(run: RunFolder, job: Job, plan: Plan) -> Table:
 
 
 def _model_in_words(job: Job) -> str:
-    section = {k: v for k, v in job.model.model_dump(by_alias=True, exclude_unset=True).items() if k not in ("kind", "args")}
+    section = {
+        k: v for k, v in job.model.model_dump(by_alias=True, exclude_unset=True).items() if k not in ("kind", "args")
+    }
     preset = section.get("preset")
     return str(preset) if preset else ", ".join([job.model.kind, *(f"{key} {value}" for key, value in section.items())])
 

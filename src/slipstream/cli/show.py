@@ -23,7 +23,11 @@ def command(run: RunArgument, as_json: AsJson = False) -> None:
     events = list(read_lines(folder.events))
     if as_json:
         plan = yaml.safe_load(folder.plan.read_text()) if folder.plan.exists() else None
-        print(json.dumps({**summary, "plan": plan, "result": asdict(result) if result else None, "events": events}, indent=2))
+        print(
+            json.dumps(
+                {**summary, "plan": plan, "result": asdict(result) if result else None, "events": events}, indent=2
+            )
+        )
         return
     from rich.console import Console
 
@@ -31,7 +35,9 @@ def command(run: RunArgument, as_json: AsJson = False) -> None:
 
     console = Console(highlight=False)
     if folder.plan.exists():
-        console.print(plan_table(folder, load_job(folder.job), Plan.model_validate(yaml.safe_load(folder.plan.read_text()))))
+        console.print(
+            plan_table(folder, load_job(folder.job), Plan.model_validate(yaml.safe_load(folder.plan.read_text())))
+        )
     _print_course(console, list(read_lines(folder.metrics)))
     if result:
         show_result(console, folder, result)

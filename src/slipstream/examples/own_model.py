@@ -25,7 +25,7 @@ class ParityData:
         self.bits = bits
 
     def __len__(self) -> int:
-        return 2**self.bits
+        return 1 << self.bits
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         bits = [(index >> place) & 1 for place in range(self.bits)]

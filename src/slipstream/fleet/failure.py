@@ -75,21 +75,42 @@ def hint(failure: Failure) -> str | None:
 
 
 _HINTS: list[tuple[tuple[str, ...], str]] = [
-    (("No space left", "Disk quota"), "the disk is full: free some space, then `slipstream resume`; the last checkpoint is whole"),
-    (("Read-only file system", "Permission denied"), "the run folder cannot be written: make it writable, or move it and resume it there"),
-    (("out of memory", "OutOfMemory", "can't allocate memory", "Cannot allocate memory"),
-     "out of memory: lower layout.micro_batch, data.sequence or the model's size"),
-    (("(SIGKILL)",), "if nobody did this, the system was out of memory: lower layout.micro_batch or the number of workers; "
-     "then `slipstream resume`"),
+    (
+        ("No space left", "Disk quota"),
+        "the disk is full: free some space, then `slipstream resume`; the last checkpoint is whole",
+    ),
+    (
+        ("Read-only file system", "Permission denied"),
+        "the run folder cannot be written: make it writable, or move it and resume it there",
+    ),
+    (
+        ("out of memory", "OutOfMemory", "can't allocate memory", "Cannot allocate memory"),
+        "out of memory: lower layout.micro_batch, data.sequence or the model's size",
+    ),
+    (
+        ("(SIGKILL)",),
+        "if nobody did this, the system was out of memory: lower layout.micro_batch or the number of workers; "
+        "then `slipstream resume`",
+    ),
     (("(SIGTERM)", "(SIGINT)", "(SIGHUP)"), "somebody or some scheduler ended it; `slipstream resume` goes on"),
-    (("NonFiniteLoss",), "lower the learning rate, add train.clip or warm-up, look at those samples; "
-     "or set train.on_nonfinite: skip"),
-    (("mat1 and mat2", "size mismatch", "must match the size", "shapes cannot be multiplied", "they must have", "they must be the same",
-      "Given groups", "expected input", "size of tensor"),
-     "a shape mismatch: what the model takes does not fit what the data gives; compare model and data in the job file"),
-    (("index out of range in self", "out of bounds"), "a token or class number is larger than the model has room for: check vocabulary or classes"),
+    (
+        ("NonFiniteLoss",),
+        "lower the learning rate, add train.clip or warm-up, look at those samples; or set train.on_nonfinite: skip",
+    ),
+    (
+        ("mat1 and mat2", "size mismatch", "must match the size", "they must have", "they must be the same",
+         "cannot be multiplied", "Given groups", "expected input", "size of tensor"),
+        "a shape mismatch: what the model takes does not fit what the data gives; compare model and data",
+    ),
+    (
+        ("index out of range in self", "out of bounds"),
+        "a token or class number is larger than the model has room for: check vocabulary or classes",
+    ),
     (("Address already in use", "EADDRINUSE"), "a port is in use: end the program that holds it, or try again"),
-    (("hanging",), "the stacks below show where each worker waits; if it was only slow, raise limits.step or limits.first_step"),
+    (
+        ("hanging",),
+        "the stacks above show where each worker was; if it was only slow, raise limits.step or limits.first_step",
+    ),
 ]  # fmt: skip
 
 

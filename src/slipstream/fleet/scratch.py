@@ -1,4 +1,4 @@
-"""Where the workers of a launch meet: rendezvous, pulse, failure records. In memory, so that no full disk silences them."""
+"""Where the workers of a launch meet: rendezvous, pulse, failure records. In memory: no full disk silences them."""
 
 import shutil
 import tempfile

@@ -1,4 +1,4 @@
-"""One worker: the process that a fleet starts for every rank. `python -m slipstream.fleet.worker RUN RANK SIZE SCRATCH`."""
+"""One worker, the process of a rank: `python -m slipstream.fleet.worker RUN RANK SIZE SCRATCH [CHECKPOINT]`."""
 
 import faulthandler
 import os

@@ -53,7 +53,9 @@ def make_plan(job: Job, machine: Machine, workers: int | None = None) -> Plan:
     replicate = workers or job.layout.replicate or min(there, smallest)
     if replicate > smallest:
         which = "train.ramp.start" if job.train.ramp else "train.batch"
-        raise ValueError(f"{replicate} workers cannot share a batch of {smallest}; use at most {smallest}, or raise {which}")
+        raise ValueError(
+            f"{replicate} workers cannot share a batch of {smallest}; use at most {smallest}, or raise {which}"
+        )
     if device == "cuda" and replicate > there:
         raise ValueError(f"{replicate} workers need as many GPUs, and there are {there}; use --workers {there}")
     largest_share = -(-job.train.batch // replicate)

@@ -41,13 +41,17 @@ class RunFolder:
         """Make a new folder. An existing run is never overwritten."""
         run = cls(path)
         if run.job.exists():
-            raise RunError(f"{path} already holds a run; go on with `slipstream resume {path}`, or choose another folder")
+            raise RunError(
+                f"{path} already holds a run; go on with `slipstream resume {path}`, or choose another folder"
+            )
         try:
             run.checkpoints.mkdir(parents=True, exist_ok=True)
             run.logs.mkdir(exist_ok=True)
             write_yaml(run.job, job)
         except OSError as error:
-            raise RunError(f"{path} cannot be written: {error.strerror}; choose another folder with --run-dir") from error
+            raise RunError(
+                f"{path} cannot be written: {error.strerror}; choose another folder with --run-dir"
+            ) from error
         return run
 
     @classmethod
@@ -96,7 +100,9 @@ class RunFolder:
 
     def seconds_spent(self) -> float:
         """Running time so far, over all launches."""
-        spent, began, last = 0.0, None, 0.0
+        spent: float = 0.0
+        began: float | None = None
+        last: float = 0.0
         for event in read_lines(self.events):
             if event["event"] == "launch":
                 spent += last - began if began else 0.0

@@ -1,21 +1,20 @@
 """From the order of samples to what one worker takes through its model in each step."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.data import Dataset
+from slipstream.data import Dataset, mask_id
 from slipstream.data.base import Batch
 from slipstream.data.order import Order
 from slipstream.data.stream import prefetch
 from slipstream.job import Job
-from slipstream.job.data import ImportData, TextData
+from slipstream.job.data import ImportData
 from slipstream.job.train import MaskedToken
 from slipstream.plan import Plan
 from slipstream.runs import Pulse
@@ -57,8 +56,7 @@ class Batches:
         self._order = Order(len(dataset), job.data.validation, job.seed)
         self._own_data = isinstance(job.data, ImportData)
         self.timeline = Timeline.of(job, self._order.training)
-        if isinstance(job.task, MaskedToken):
-            self._mask_id  # a tokeniser without a mask is refused now, not in the middle of a step
+        self._mask_id = mask_id(job) if isinstance(job.task, MaskedToken) else None
 
     def from_sample(self, seen: int, pulse: Pulse) -> Iterator[Share]:
         """Shares of the steps after `seen` samples, fetched ahead in the background."""
@@ -116,19 +114,11 @@ class Batches:
         )
 
     def _prepare(self, batch: Batch, positions: np.ndarray) -> Batch:
-        if isinstance(self._job.task, MaskedToken):
+        if self._mask_id is not None:
             batch = tasks.hide_tokens(batch, positions, self._job, self._dataset.facts.outputs, self._mask_id)
         if batch.inputs.is_floating_point():
             batch = Batch(batch.inputs.to(weight_dtype(self._plan)), batch.targets)
         return batch
-
-    @cached_property
-    def _mask_id(self) -> int:
-        from slipstream.data.text import mask_id
-
-        if not isinstance(self._job.data, TextData):
-            raise ValueError("train.task masked-token needs text, whose tokeniser has a mask token")
-        return mask_id(self._job)
 
 
 def seed_everything(seed: int, position: int) -> None:

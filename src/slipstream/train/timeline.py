@@ -9,7 +9,7 @@ from slipstream.job.units import Span
 
 @dataclass(frozen=True)
 class Timeline:
-    """The steps of a run. Every batch is whole, so the run ends with the first one that reaches the length asked for."""
+    """The steps of a run. Every batch is whole, so the run ends with the first that reaches the length asked for."""
 
     job: Job
     asked: int

@@ -28,7 +28,11 @@ class World:
     @classmethod
     def join(cls, seat: Seat, device_kind: str) -> "World":
         """Meet the others."""
-        device = torch.device("cuda", seat.rank % torch.cuda.device_count()) if device_kind == "cuda" else torch.device("cpu")
+        device = (
+            torch.device("cuda", seat.rank % torch.cuda.device_count())
+            if device_kind == "cuda"
+            else torch.device("cpu")
+        )
         if device.type == "cuda":
             torch.cuda.set_device(device)
         world = cls(seat, device)

@@ -19,7 +19,7 @@ class _Bucket:
         self.weights = weights
         self.flat = torch.zeros(sum(w.numel() for w in weights), dtype=weights[0].dtype, device=weights[0].device)
         sizes = [w.numel() for w in weights]
-        self.views = [part.view_as(w) for part, w in zip(self.flat.split(sizes), weights, strict=True)]
+        self.views = [part.view_as(w) for part, w in zip(torch.split(self.flat, sizes), weights, strict=True)]
         self.missing = len(weights)
         self.sent: dist.Work | None = None
 
@@ -43,7 +43,7 @@ class AllReduce:
         self._sending = False
         for bucket in self._buckets:
             for index, weight in enumerate(bucket.weights):
-                weight.register_post_accumulate_grad_hook(self._hook(bucket, index))
+                weight.register_post_accumulate_grad_hook(self._hook(bucket, index))  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """From now on a complete gradient goes into its bucket, and a full bucket on its way."""
