@@ -162,8 +162,11 @@ def test_two_launchers_cannot_have_one_run(pool: Pool, tmp_path):
 
 def test_python_door(tmp_path):
     import slipstream as product
+    import slipstream.train.loop  # the folder of the same name must not hide the function
 
     result = product.train(dump(mlp_job(**{"train.steps": 5})), workers=1, run_dir=tmp_path / "run")
     assert result.status == "finished" and result.step == 5 and result.val_loss is not None
+    with pytest.raises(product.JobError, match="did you mean 'layers'"):
+        product.train({**dump(mlp_job()), "model": {"kind": "decoder", "layrs": 3}})
     with pytest.raises(ValueError, match="is finished"):
         product.resume(tmp_path / "run")

@@ -271,7 +271,7 @@ CONFLICTS = [
     (TEXT, "heads: 4", "heads: 4\n  context: 16", 10, "data.sequence", ["(24)", "longer than model.context (16)"]),
     (TEXT, "source: python-stdlib", "source: a.txt\n  field: body", 9, "data.field", [".jsonl"]),
     (TEXT, "sequence: 24", "vocabulary: 999\n  tokenizer: t.json", 9, "data.vocabulary", ["no effect", "tokenizer"]),
-    (TEXT, "sequence: 24", "vocabulary: 100", 9, "data.vocabulary", ["at least 257"]),
+    (TEXT, "sequence: 24", "vocabulary: 100", 9, "data.vocabulary", ["at least 258"]),
     (NUMBERS, "source: synthetic", "source: a.npy\n  target: b.npy\n  inputs: [x]", 8, "data.inputs", ["no effect"]),
     (NUMBERS, "source: synthetic", "source: a.csv\n  target: y\n  inputs: [x, y]", 7, "data.target", ["in inputs"]),
     (TEXT, "batch: 8", "batch: 8\n  evaluate: {every: 5}", 13, "train.evaluate", ["no effect", "data.validation"]),

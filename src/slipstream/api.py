@@ -14,7 +14,7 @@ import yaml
 from slipstream.data import prepare
 from slipstream.fleet.local import LocalFleet, WorkersFailed
 from slipstream.fleet.scratch import Scratch
-from slipstream.job import Job, JobError, dump, load_job
+from slipstream.job import Job, JobError, check_job, dump, load_job
 from slipstream.job.file import Problem
 from slipstream.plan import Plan, make_plan, this_machine
 from slipstream.runs import RunError, RunFolder, draw_curve, new_run_path, read_lines, truncate_metrics, write_yaml
@@ -69,7 +69,8 @@ def train(
     Raises JobError if the job cannot be run as written (then nothing is left behind) and WorkersFailed if it fails.
     """
     watcher = watcher or Silence()
-    job = load_job(job) if isinstance(job, (str, Path)) else Job.model_validate(job)
+    if not isinstance(job, Job):
+        job = check_job(job) if isinstance(job, dict) else load_job(job)
     plan = _make_plan(job, workers)
     path = Path(run_dir) if run_dir else new_run_path(RUNS, job.name)
     if (path / "job.yaml").exists():

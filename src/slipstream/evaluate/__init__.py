@@ -1,0 +1,1 @@
+"""5. Judge and hand over: export of the weights, generated text."""

@@ -56,7 +56,7 @@ def _write(model: nn.Module, job: Job, facts: Facts, folder: Path, tokenizer: Pa
 
 
 def _section(job: Job) -> dict[str, Any]:
-    return job.model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return job.model.model_dump(mode="json", by_alias=True)
 
 
 def _plain(weights: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

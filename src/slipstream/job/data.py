@@ -40,7 +40,7 @@ class TextData(DataSection):
     tokenizer: FilePath | None = None
     """Path to a `tokenizer.json`. Default: a byte-level BPE trained on this text."""
     vocabulary: Count | None = None
-    """Size of the BPE trained on this text (at least 257, default 4096); not with `tokenizer`."""
+    """Size of the BPE trained on this text (at least 258, default 4096); not with `tokenizer`."""
     field: str | None = None
     """For .jsonl: the key that holds the text. Default: text."""
     pack: bool = True
@@ -51,8 +51,8 @@ class TextData(DataSection):
         problems = []
         if self.tokenizer and self.vocabulary:
             problems.append("vocabulary has no effect when a tokenizer is given; remove one of them")
-        elif self.vocabulary and self.vocabulary < 257:
-            problems.append("vocabulary must be at least 257: the 256 bytes and the end-of-text token")
+        elif self.vocabulary and self.vocabulary < 258:
+            problems.append("vocabulary must be at least 258: the 256 bytes, the end of text and the mask")
         if self.field and not self.source.endswith(".jsonl"):
             problems.append("field has an effect only with a .jsonl source; remove it")
         refuse(problems)

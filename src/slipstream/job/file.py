@@ -1,7 +1,7 @@
 """Reading a job file, and saying exactly what is wrong with it: file, line, key, reason, nearest valid name."""
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from slipstream.job.base import nearest, shown
 from slipstream.job.explain import KeyPath, explain
 from slipstream.job.job import Job
 
-__all__ = ["JobError", "Problem", "load_job", "nearest", "read_job"]
+__all__ = ["JobError", "Problem", "check_job", "load_job", "nearest", "read_job"]
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,19 @@ def read_job(text: str, name: str = "job", overrides: Sequence[str] = ()) -> Job
     values, problems = _parse(text, lines)
     for override in overrides:
         problems += _apply(values, override, lines)
+    return _check(values, problems, lines.where)
+
+
+def check_job(values: dict[str, Any]) -> Job:
+    """A job from plain values, as a program writes them."""
+    return _check(values, [], lambda _: "job")
+
+
+def _check(values: dict[str, Any], problems: list[Problem], where: Callable[[KeyPath], str]) -> Job:
     try:
         job = Job.model_validate(values)
     except ValidationError as error:
-        problems += [Problem(lines.where(path), _dotted(path), text) for path, text in explain(error, Job, values)]
+        problems += [Problem(where(path), _dotted(path), text) for path, text in explain(error, Job, values)]
     if problems:
         raise JobError(problems)
     return job

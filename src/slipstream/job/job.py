@@ -129,6 +129,8 @@ class Job(Section):
             problems.append("model.kind resnet takes images; data.source synthetic has none")
         if isinstance(task, Regression) and isinstance(self.data, (DigitsData, MnistData)):
             problems.append(f"train.task regression does not fit data.source {self.data.source!r}, which has classes")
+        if isinstance(task, MaskedToken) and not isinstance(self.data, TextData):
+            problems.append("train.task masked-token needs text, whose tokeniser has a mask token")
         if isinstance(task, MaskedToken) and isinstance(self.data, TextData) and not self.data.pack:
             problems.append("train.task masked-token needs data.pack: true")
         return problems
