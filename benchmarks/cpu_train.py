@@ -35,9 +35,9 @@ class Shape:
     layers: int = 4
     hidden: int = 256
     heads: int = 8
-    sequence: int = 256
+    sequence: int = 128
     vocabulary: int = 4096
-    batch: int = 16
+    batch: int = 8
     steps: int = 40
 
 

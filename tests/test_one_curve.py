@@ -69,11 +69,19 @@ def test_in_fp64_resnet_with_group_norm_in_micro_batches(pool, tmp_path):
     assert_same_curve(pool.train(split, tmp_path / "split", 3), expected, 1e-9)
 
 
+# A batch norm over few values, and large steps, amplify rounding without bound: hence the larger batch for the resnet.
+FP32 = {
+    "decoder": ({}, {"sgd": 0.02, "adamw": 1e-3}),
+    "mlp": ({}, {"sgd": 0.02, "adamw": 1e-3}),
+    "resnet": ({"model.width": 8, "train.batch": 64}, {"sgd": 0.01, "adamw": 3e-4}),
+}
+
+
 @pytest.mark.parametrize(("optimizer", "tolerance"), [("sgd", 1e-5), ("adamw", 1e-4)])
-@pytest.mark.parametrize("name", ["decoder", "resnet", "mlp"])
+@pytest.mark.parametrize("name", FP32)
 def test_in_fp32(name, optimizer, tolerance, pool, documents, tmp_path):
-    lr = 1e-3 if optimizer == "adamw" else 0.02
-    changes = {"train.precision": "fp32", "train.optimizer": {"name": optimizer, "lr": lr}}
+    setting, rates = FP32[name]
+    changes = {**setting, "train.precision": "fp32", "train.optimizer": {"name": optimizer, "lr": rates[optimizer]}}
     expected = pool.train(build(name, documents, **changes), tmp_path / "one", 1)
     for workers in (2, 3, 4):
         curve = pool.train(build(name, documents, **changes), tmp_path / f"{workers}", workers)
