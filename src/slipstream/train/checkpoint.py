@@ -46,11 +46,13 @@ def _state(model: nn.Module, optimizer: Optimizer, saved: dict[str, Any] | None 
         for slot, tensor in optimizer.state.get(weight, {}).items():
             if tensor is not None:
                 state[f"optimizer/{name}/{slot}"] = tensor
+    by_name = dict(model.named_parameters())
     for key, metadata in (saved or {}).items():
         if key.startswith("optimizer/"):
             name = key.removeprefix("optimizer/").rsplit("/", 1)[0]
-            device = dict(model.named_parameters())[name].device if len(metadata.size) else "cpu"
-            state[key] = torch.empty(metadata.size, dtype=metadata.properties.dtype, device=device)
+            # Also its count of steps: torch's fused optimisers want that beside the weight.
+            where = by_name[name].device
+            state[key] = torch.empty(metadata.size, dtype=metadata.properties.dtype, device=where)
     return state
 
 
