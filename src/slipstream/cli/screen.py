@@ -112,7 +112,11 @@ class Tail:
 
 def plan_table(run: RunFolder, job: Job, plan: Plan) -> Table:
     """The plan, in words."""
-    length = next(f"{getattr(job.train, name):,} {name}" for name in job.train.LENGTHS if getattr(job.train, name))
+    length = next(
+        f"{int(value) if value == int(value) else value:,} {name}"
+        for name in job.train.LENGTHS
+        if (value := getattr(job.train, name))
+    )
     table = Table(title="plan", title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2))
     source = dump(job)["data"].get("source", dump(job)["data"].get("import"))
     for word, meaning in (
@@ -158,10 +162,17 @@ def show_result(console: Console, run: RunFolder, result: Result) -> None:
 
 def show_next(console: Console, run: RunFolder, result: Result) -> None:
     """The commands to try next."""
-    console.print("next:", style="bold")
+    commands = {
+        f"slipstream show {run.path}": "what it did, step by step",
+        "slipstream init classification": "a commented job file, to change into your own",
+        "slipstream runs": "all runs so far",
+    }
     if result.status == "stopped":
-        console.print(f"  slipstream resume {run.path}", markup=False)
-        return
-    console.print(f"  slipstream show {run.path}              what it did; the curve is {run.curve}", markup=False)
-    console.print("  slipstream init classification          a job file of your own, with comments", markup=False)
-    console.print("  slipstream runs                         all runs so far", markup=False)
+        commands = {f"slipstream resume {run.path}": "go on from here"}
+    else:
+        console.print(f"curve: {run.curve}", markup=False, soft_wrap=True)
+        console.print(f"weights: {result.export}", markup=False, soft_wrap=True)
+    console.print("next:", style="bold")
+    width = max(map(len, commands))
+    for command, meaning in commands.items():
+        console.print(f"  {command:<{width}}   # {meaning}", markup=False, soft_wrap=True)

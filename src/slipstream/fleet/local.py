@@ -19,6 +19,16 @@ _GRACE = 2.0
 """Seconds the other workers have to end by themselves after one has failed."""
 
 
+_KEEP_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**36),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
+"""For glibc: keep what is freed instead of giving it back to the system. Every step frees and takes large tensors
+anew, and a page that comes fresh from the system must first be cleared, which in a virtual machine can take longer
+than the arithmetic (docs/benchmarks.md)."""
+
+
 class WorkersFailed(RuntimeError):
     """The run ended before its time."""
 
@@ -34,8 +44,7 @@ class LocalFleet:
 
     def __init__(self, run: RunFolder, job: Job, plan: Plan, home: str, scratch: Scratch) -> None:
         self._home, self._scratch = home, scratch
-        self._run, self._job, self._workers = run, job, plan.layout.workers
-        self._threads = plan.threads
+        self._run, self._job, self._plan, self._workers = run, job, plan, plan.layout.workers
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def run_to_end(self, lock: int, restore: Path | None, tick: Callable[[], None]) -> None:
@@ -69,11 +78,11 @@ class LocalFleet:
             )
 
     def _environment(self) -> dict[str, str]:
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
         return {
-            "GLOO_SOCKET_IFNAME": loopback,
-            "OMP_NUM_THREADS": str(self._threads),
+            "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+            "OMP_NUM_THREADS": str(self._plan.threads),
             "TOKENIZERS_PARALLELISM": "false",
+            **(_KEEP_MEMORY if self._plan.device == "cpu" else {}),
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in [self._home, *sys.path] if path),
         }
