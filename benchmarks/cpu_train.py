@@ -2,7 +2,8 @@
 
 Every side trains the same decoder on the same tokens with the same recipe, processes and threads; only the trainer
 differs. Sides take turns, each in processes of its own; a round's figure is the median over its steady steps, and a
-side's figure is its best round, because on a shared machine noise only ever slows.
+side's figure is its best round, because on a shared machine noise only ever slows. What a trainer sets up by itself,
+such as the allocator of Slipstream's workers, belongs to it; evaluation, checkpoints and loggers are off on all sides.
 """
 
 import argparse
@@ -38,7 +39,7 @@ class Shape:
     sequence: int = 128
     vocabulary: int = 4096
     batch: int = 8
-    steps: int = 40
+    steps: int = 24
 
 
 SHORT = Shape(layers=1, hidden=32, heads=2, sequence=32, vocabulary=256, batch=4, steps=10)
@@ -142,7 +143,7 @@ def measure(turns: Sequence[Turn], rounds: int, shape: Shape) -> dict[Turn, list
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         job = write_job(shape, Path(folder))
         for number, turn in enumerate(alternate(turns, rounds), 1):
-            console.print(f"{number}/{rounds * len(turns)} {turn.side}, {turn.processes} processes", style="dim")
+            console.print(f"{number}/{rounds * len(turns)}  {turn.side} × {turn.processes}", style="dim")
             here = Path(folder) / str(number)
             here.mkdir()
             times[turn].append(SIDES[turn.side].time(job, turn.processes, here))
