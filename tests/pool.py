@@ -4,12 +4,14 @@ They run what the workers of a real run do (`run_rank`), over gloo and real run 
 """
 
 import multiprocessing as mp
+import os
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from slipstream.data import prepare
+from slipstream.fleet.local import KEEP_MEMORY
 from slipstream.fleet.scratch import Scratch
 from slipstream.job import Job, dump
 from slipstream.plan import make_plan, this_machine
@@ -63,6 +65,7 @@ class Pool:
         return pipe.recv() if pipe.poll(PATIENCE) else f"no answer within {PATIENCE} s"
 
     def _start(self) -> None:
+        os.environ.update(KEEP_MEMORY)  # as the local fleet starts its workers
         context = mp.get_context("spawn")
         while len(self._seats) < self._size:
             mine, theirs = context.Pipe()
@@ -79,8 +82,6 @@ class Pool:
 
 
 def _serve(pipe: Connection) -> None:
-    import os
-
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import slipstream.train.loop  # noqa: F401  (imported once, for all tests)

@@ -62,17 +62,6 @@ def test_the_last_sequence_needs_the_token_after_it() -> None:
     assert len(opened({"source": "t.npy", "tokens": True, "sequence": 10, "vocabulary": 100})) == 9
 
 
-def test_masked_targets_are_the_tokens_themselves() -> None:
-    np.save("t.npy", np.arange(20))
-    data = {"source": "t.npy", "tokens": True, "sequence": 10, "vocabulary": 20}
-    job = make_job(data).model_copy(update={"train": make_job({"source": "synthetic"}, "masked-token").train})
-    dataset = open_dataset(job)
-    batch = dataset.fetch(np.array([1]))
-    assert len(dataset) == 2
-    assert batch.inputs.tolist() == batch.targets.tolist() == [list(range(10, 20))]
-    assert batch.inputs.data_ptr() != batch.targets.data_ptr()  # hiding a token must not hide its target
-
-
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [

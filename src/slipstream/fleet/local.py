@@ -17,9 +17,7 @@ from slipstream.runs import RunFolder, create_pulse, read_pulse
 _TICK = 0.05
 _GRACE = 2.0
 """Seconds the other workers have to end by themselves after one has failed."""
-
-
-_KEEP_MEMORY = {
+KEEP_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**36),
     "MALLOC_TOP_PAD_": str(2**26),
@@ -82,7 +80,7 @@ class LocalFleet:
             "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
             "OMP_NUM_THREADS": str(self._plan.threads),
             "TOKENIZERS_PARALLELISM": "false",
-            **(_KEEP_MEMORY if self._plan.device == "cpu" else {}),
+            **(KEEP_MEMORY if self._plan.device == "cpu" else {}),
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in [self._home, *sys.path] if path),
         }
