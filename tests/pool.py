@@ -46,7 +46,7 @@ class Pool:
     def _run(self, run: RunFolder, job: Job, workers: int, restore: Path | None) -> list[dict[str, Any]]:
         write_yaml(run.plan, make_plan(job, this_machine(), workers).model_dump(mode="json"))
         scratch = Scratch.create()
-        run.event("launch", workers=workers, folder=str(Path.cwd()), scratch=str(scratch.path), restore=None)
+        run.event("launch", workers=workers, spent=0.0, folder=str(Path.cwd()), scratch=str(scratch.path), restore=None)
         create_pulse(scratch.pulse, workers)
         self._start()
         try:

@@ -143,6 +143,8 @@ def test_a_limit_stops_the_run_with_a_checkpoint(reason, limits, tmp_path):
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert (result["status"], result["reason"]) == ("stopped", reason)
     assert (result["cost"] is not None) == (reason == "budget")
+    again = slipstream("resume", "run", cwd=tmp_path)
+    assert again.returncode == 2 and f"the {reason} is spent" in again.stderr, again.stderr
     assert f"({reason})" in done.stdout
 
 
@@ -170,3 +172,62 @@ def test_python_door(tmp_path):
         product.train({**dump(mlp_job()), "model": {"kind": "decoder", "layrs": 3}})
     with pytest.raises(ValueError, match="is finished"):
         product.resume(tmp_path / "run")
+
+
+def test_a_refused_job_touches_nothing_that_was_there(tmp_path):
+    """Not even when the folder named for the run is one with things in it."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("precious")
+    job = write_job(tmp_path, merge(dump(mlp_job()), {"model": {"import": "faults:Faulty", "args": {"speed": 3}}}))
+    done = slipstream("train", job, "--run-dir", "mine", cwd=tmp_path)
+    assert done.returncode == 2 and "is not empty" in done.stderr, done.stderr
+    assert (tmp_path / "mine/thesis.txt").read_text() == "precious"
+
+
+def test_a_torn_line_in_the_diary_is_mended(trained, tmp_path):
+    import shutil
+
+    shutil.copytree(trained / "runs/mlp-1", tmp_path / "run")
+    with (tmp_path / "run/events.jsonl").open("a") as events:
+        events.write('{"time": 1, "ev')
+    (tmp_path / "run/result.json").unlink()
+    assert slipstream("resume", "run", cwd=tmp_path).returncode == 0
+    assert slipstream("show", "run", cwd=tmp_path).returncode == 0
+
+
+def test_damaged_records_are_named_and_do_not_hide_other_runs(trained, tmp_path):
+    import shutil
+
+    shutil.copytree(trained / "runs/mlp-1", tmp_path / "runs/good-1")
+    shutil.copytree(trained / "runs/mlp-1", tmp_path / "runs/bad-1")
+    (tmp_path / "runs/bad-1/metrics.jsonl").write_text("garbage\n")
+    listed = json.loads(slipstream("runs", "--json", cwd=tmp_path).stdout)
+    assert {row["run"]: row["status"] for row in listed} == {"runs/good-1": "finished", "runs/bad-1": "damaged"}
+    shown = slipstream("show", "bad-1", cwd=tmp_path)
+    assert shown.returncode == 2 and "metrics.jsonl:1 is damaged" in shown.stderr, shown.stderr
+
+
+def test_time_is_counted_over_launches_and_not_between_them(tmp_path):
+    import os
+
+    from slipstream.runs import append_line
+
+    run = RunFolder(tmp_path)
+    append_line(run.events, {"time": 1000.0, "event": "launch", "spent": 0.0})
+    append_line(run.events, {"time": 1002.0, "event": "build"})
+    run.metrics.write_text("")
+    os.utime(run.metrics, (1030.0, 1030.0))
+    assert run.seconds_spent() == 30.0, "killed without a word, but steps were written until then"
+    append_line(run.events, {"time": 90000.0, "event": "launch", "spent": 30.0})
+    append_line(run.events, {"time": 90005.0, "event": "finished"})
+    assert run.seconds_spent() == 35.0
+
+
+def test_control_c_while_starting_is_no_failure(tmp_path):
+    program = start("train", long_job(tmp_path), "--run-dir", "run", cwd=tmp_path)
+    while not (tmp_path / "run/plan.yaml").exists() and program.poll() is None:
+        time.sleep(0.01)
+    time.sleep(0.4)
+    program.send_signal(signal.SIGINT)
+    output = program.communicate(timeout=30)[0]
+    assert program.returncode == 130 and "failed" not in output, output

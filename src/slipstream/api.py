@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -44,11 +45,13 @@ class Watcher(Protocol):
 class Silence:
     """Nobody looks on."""
 
+    run: RunFolder | None = None
+
     def say(self, text: str) -> None:
         """Not heard."""
 
-    def started(self, run: RunFolder, job: Job, plan: Plan) -> None:
-        """Not seen."""
+    def started(self, run: RunFolder, job: Job, plan: Plan) -> None:  # noqa: ARG002
+        self.run = run
 
     def tick(self) -> None:
         """Not seen."""
@@ -72,19 +75,20 @@ def train(
     if not isinstance(job, Job):
         job = check_job(job) if isinstance(job, dict) else load_job(job)
     plan = _make_plan(job, workers)
-    path = Path(run_dir) if run_dir else new_run_path(RUNS, job.name)
-    if (path / "job.yaml").exists():
-        raise RunError(f"{path} already holds a run; go on with `slipstream resume {path}`, or choose another folder")
-    _prepare(job, watcher)
-    run = RunFolder.create(path, dump(job))
-    try:
-        return _launch(run, job, plan, None, watcher)
-    except WorkersFailed as error:
-        if error.failure.error == "ValueError" and error.failure.phase == "build":
-            # What only the model and the data together could show to be wrong.
-            shutil.rmtree(run.path)
-            raise JobError([Problem(job.name, "", error.failure.message)]) from error
-        raise
+    if run_dir:
+        RunFolder(run_dir).refuse_if_taken()
+    home = str(Path.cwd())
+    _prepare(job, watcher, home)
+    run = _create(run_dir, job)
+    with _locked(run) as lock:
+        try:
+            return _launch(run, job, plan, None, watcher, lock, home, spent=0.0)
+        except WorkersFailed as error:
+            if error.failure.error == "ValueError" and error.failure.phase == "build":
+                # What only the model and the data together could show to be wrong.
+                shutil.rmtree(run.path)
+                raise JobError([Problem(job.name, "", error.failure.message)]) from error
+            raise
 
 
 def resume(run_dir: str | Path, *, workers: int | None = None, watcher: Watcher | None = None) -> Result:
@@ -92,20 +96,30 @@ def resume(run_dir: str | Path, *, workers: int | None = None, watcher: Watcher 
     watcher = watcher or Silence()
     run = find_run(run_dir)
     job = load_job(run.job)
-    lock = run.lock()
-    result = read_result(run)
-    if result and result.status == "finished":
-        os.close(lock)
-        raise RunError(f"{run.path} is finished; `slipstream show {run.path}` shows it")
-    before = Plan.model_validate(yaml.safe_load(run.plan.read_text())) if run.plan.exists() else None
-    plan = _make_plan(job, workers or (before.layout.workers if before else None))
-    _prepare(job, watcher)
-    checkpoint = find_checkpoint(run.checkpoints, lambda text: _warn(run, watcher, text))
-    progress = read_progress(checkpoint) if checkpoint else None
-    truncate_metrics(run.metrics, progress.step if progress else 0)
-    where = f"from step {progress.step}" if progress else "from the start: there is no whole checkpoint yet"
-    watcher.say(f"resuming {run.name} {where}")
-    return _launch(run, job, plan, checkpoint, watcher, lock)
+    with _locked(run) as lock:
+        result = read_result(run)
+        if result and result.status == "finished":
+            raise RunError(f"{run.path} is finished; `slipstream show {run.path}` shows it")
+        run.mend()
+        spent, home = run.seconds_spent(), _home(run)
+        _refuse_if_spent(run, job, spent)
+        before = read_plan(run)
+        plan = _make_plan(job, workers or (before.layout.workers if before else None))
+        _prepare(job, watcher, home)
+        checkpoint = find_checkpoint(run.checkpoints, lambda text: _warn(run, watcher, text))
+        progress = read_progress(checkpoint) if checkpoint else None
+        truncate_metrics(run.metrics, progress.step if progress else 0)
+        where = f"from step {progress.step}" if progress else "from the start: there is no whole checkpoint yet"
+        watcher.say(f"resuming {run.name} {where}")
+        return _launch(run, job, plan, checkpoint, watcher, lock, home, spent)
+
+
+def read_plan(run: RunFolder) -> Plan | None:
+    """The plan of the last launch, if it is there and can be read."""
+    try:
+        return Plan.model_validate(yaml.safe_load(run.plan.read_text()))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
 
 
 def find_run(name: str | Path) -> RunFolder:
@@ -116,17 +130,53 @@ def find_run(name: str | Path) -> RunFolder:
     return RunFolder.open(path)
 
 
+def _create(run_dir: str | Path | None, job: Job) -> RunFolder:
+    """The folder asked for, or the next free one under `runs`, which another launch may take at the same moment."""
+    while run_dir is None:
+        path = new_run_path(RUNS, job.name)
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        run_dir = path
+    return RunFolder.create(Path(run_dir), dump(job))
+
+
+@contextmanager
+def _locked(run: RunFolder) -> Iterator[int]:
+    lock = run.lock()
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _refuse_if_spent(run: RunFolder, job: Job, spent: float) -> None:
+    deadline, budget, price = job.limits.deadline, job.limits.budget, job.machines.price_per_hour
+    if deadline is not None and spent >= deadline:
+        raise RunError(f"the deadline is spent: {spent:.0f} s of {deadline:.0f} s; raise limits.deadline in {run.job}")
+    if budget and price and spent / 3600 * price >= budget:
+        cost = spent / 3600 * price
+        raise RunError(f"the budget is spent: ${cost:.2f} of ${budget:.2f}; raise limits.budget in {run.job}")
+
+
 def _launch(
-    run: RunFolder, job: Job, plan: Plan, restore: Path | None, watcher: Watcher, lock: int | None = None
+    run: RunFolder,
+    job: Job,
+    plan: Plan,
+    restore: Path | None,
+    watcher: Watcher,
+    lock: int,
+    home: str,
+    spent: float,
 ) -> Result:
-    lock = run.lock() if lock is None else lock
-    home, scratch = _home(run), Scratch.create()
+    scratch = Scratch.create()
     try:
         _remove_old_scratch(run)
         write_yaml(run.plan, plan.model_dump(mode="json"))
         run.result.unlink(missing_ok=True)
-        from_ = restore.name if restore else None
-        run.event("launch", workers=plan.layout.workers, folder=home, scratch=str(scratch.path), restore=from_)
+        facts = {"workers": plan.layout.workers, "folder": home, "restore": restore.name if restore else None}
+        run.event("launch", spent=round(spent, 3), scratch=str(scratch.path), **facts)
         watcher.started(run, job, plan)
         fleet = LocalFleet(run, job, plan, home, scratch)
         with _interruptible(fleet, watcher):
@@ -137,7 +187,6 @@ def _launch(
             run.event("failure", rank=failure.rank, step=failure.step, phase=failure.phase, error=failure.error)
         raise
     finally:
-        os.close(lock)
         scratch.remove()
     result = read_result(run)
     assert result is not None, "the first worker leaves one before it ends well"
@@ -165,7 +214,9 @@ def _make_plan(job: Job, workers: int | None) -> Plan:
         raise JobError([Problem(job.name, "", str(error))]) from error
 
 
-def _prepare(job: Job, watcher: Watcher) -> None:
+def _prepare(job: Job, watcher: Watcher, home: str) -> None:
+    if home not in sys.path:
+        sys.path.insert(0, home)  # where the user's own modules are found, also by the workers
     try:
         prepare(job, watcher.say)
     except ValueError as error:

@@ -24,9 +24,13 @@ app.command("schema")(schema.command)
 app.command("doctor")(doctor.command)
 
 
-@app.callback(
-    epilog="Exit codes: 0 done, 2 refused, 3 a worker failed, 4 a worker hung, 5 loss not finite, 6 stopped, 130 ended."
+_EXIT_CODES = (
+    "Exit codes: 0 done, 2 refused, 3 a worker failed, 4 a worker hung, 5 loss not finite, 6 stopped at a limit, "
+    "130 stopped by Ctrl-C."
 )
+
+
+@app.callback(epilog=_EXIT_CODES)
 def _main() -> None:
     """Train neural networks: one job file, one command, one curve."""
 

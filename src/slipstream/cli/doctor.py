@@ -20,7 +20,7 @@ def command(as_json: AsJson = False) -> None:
         print(json.dumps(found, indent=2))
         return
     for key in ("slipstream", "python", "torch", "machine", "gpus", "disk_free_gb", "workers"):
-        print(f"{key:<14} {found[key]}")
+        print(f"{key:<14} {found[key] or 'none'}")
     for package, state in found["extras"].items():
         print(f"{package:<14} {state}")
     print("\n".join(f"problem: {problem}" for problem in found["problems"]) or "all is well")
@@ -47,7 +47,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": str(machine),
-        "gpus": list(machine.gpus) or "none",
+        "gpus": list(machine.gpus),
         "disk_free_gb": round(disk / 1e9, 1),
         "workers": len(machine.gpus) or machine.cores,
         "extras": {name: _state(name, extra) for name, extra in _EXTRAS.items()},

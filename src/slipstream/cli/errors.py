@@ -34,6 +34,9 @@ def _report(error: Exception) -> int | None:
     if isinstance(error, RunError):
         print(error, file=sys.stderr)
         return REFUSED
+    if isinstance(error, OSError) and error.filename:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return REFUSED
     if isinstance(error, WorkersFailed):
         print(render(error.failure, error.run, error.stacks), file=sys.stderr)
         return error.failure.exit_code

@@ -31,5 +31,9 @@ def command(
         from slipstream.runs import RunError
 
         raise RunError(f"{target} exists already; choose another name with --output")
-    target.write_text(examples[task].read_text())
+    target.write_text(examples[task].read_text().replace("slipstream.examples.", ""))
     print(f"wrote {target}; now: slipstream train {target}")
+    code = Path("own_model.py")
+    if task == "own-model" and not code.exists():
+        code.write_text((_EXAMPLES / code).read_text())
+        print(f"wrote {code}, which it imports")

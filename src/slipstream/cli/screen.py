@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from slipstream.job import Job, dump
+from slipstream.job.models import PRESETS
 from slipstream.plan import Plan
 from slipstream.runs import RunFolder, read_lines
 from slipstream.runs.result import Result
@@ -23,6 +24,7 @@ class Screen:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._price: float | None = None
+        self.run: RunFolder | None = None
         self._spoke = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -31,7 +33,7 @@ class Screen:
 
     def started(self, run: RunFolder, job: Job, plan: Plan) -> None:
         """Show the plan that will be run."""
-        self._run, self._job = run, job
+        self.run, self._job = run, job
         self._price = job.machines.price_per_hour
         self._began, self._spent_before = time.monotonic(), run.seconds_spent()
         self._metrics, self._events = Tail(run.metrics), Tail(run.events)
@@ -42,6 +44,8 @@ class Screen:
         for event in self._events.new_lines():
             if event["event"] == "build":
                 self._begin(event)
+            elif event["event"] == "warning":
+                self.say(f"warning: {event['text']}")
         for line in self._metrics.new_lines():
             self._advance(line)
 
@@ -72,13 +76,13 @@ class Screen:
         self._bar.update(self._task, completed=line["step"], description=self._describe(line))
         if "val_loss" in line:
             accuracy = f", accuracy {line['val_accuracy']:.1%}" if "val_accuracy" in line else ""
-            self.console.print(f"step {line['step']:>6,}   validation loss {line['val_loss']:.4f}{accuracy}")
+            self.console.print(f"step {line['step']:>6,}   validation loss {number(line['val_loss'])}{accuracy}")
         elif not self.console.is_terminal and time.monotonic() - self._spoke > 10:
             self._spoke = time.monotonic()
             self.say(f"step {line['step']:>6,}   {self._describe(line)}")
 
     def _describe(self, line: dict[str, Any]) -> str:
-        loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
+        loss = number(line["loss"])
         unit = "tokens/s" if self._job.on_text else "samples/s"
         return f"loss {loss}  {line['tokens_per_s']:,.0f} {unit}{self._cost()}"
 
@@ -89,6 +93,11 @@ class Screen:
         spent = self._spent_before + time.monotonic() - self._began
         left = self._bar.tasks[0].time_remaining or 0.0
         return f"  ${spent / 3600 * self._price:.2f} of ${(spent + left) / 3600 * self._price:.2f}"
+
+
+def number(value: float | None) -> str:
+    """A loss in a few digits."""
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 class Tail:
@@ -133,11 +142,17 @@ def plan_table(run: RunFolder, job: Job, plan: Plan) -> Table:
 
 
 def _model_in_words(job: Job) -> str:
-    section = {
-        k: v for k, v in job.model.model_dump(by_alias=True, exclude_unset=True).items() if k not in ("kind", "args")
-    }
-    preset = section.get("preset")
-    return str(preset) if preset else ", ".join([job.model.kind, *(f"{key} {value}" for key, value in section.items())])
+    """The kind or preset, and what was set beside it."""
+    model = job.model.model_dump(by_alias=True, exclude_defaults=True)
+    name = model.pop("preset", None) or job.model.kind
+    usual = PRESETS.get(name, {})
+    own = {key: value for key, value in model.items() if key not in ("kind", "args") and usual.get(key) != value}
+    words = [f"{key} {_plain(value)}" if key != job.model.kind else _plain(value) for key, value in own.items()]
+    return ", ".join([name, *words])
+
+
+def _plain(value: Any) -> str:
+    return " × ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
 def show_result(console: Console, run: RunFolder, result: Result) -> None:
@@ -147,8 +162,7 @@ def show_result(console: Console, run: RunFolder, result: Result) -> None:
         console.rule("what it writes now", style="dim")
         console.print(result.sample, markup=False)
         console.rule(style="dim")
-    loss = "not finite" if result.loss is None else f"{result.loss:.4f}"
-    start = "not finite" if first is None else f"{first:.4f}"
+    loss, start = number(result.loss), number(first)
     judged = "" if result.val_loss is None else f", validation {result.val_loss:.4f}"
     judged += "" if result.val_accuracy is None else f", accuracy {result.val_accuracy:.1%}"
     cost = "" if result.cost is None else f" and ${result.cost:.2f}"

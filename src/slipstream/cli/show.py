@@ -9,35 +9,26 @@ from slipstream.cli.options import AsJson, RunArgument
 
 def command(run: RunArgument, as_json: AsJson = False) -> None:
     """Show one run."""
-    import yaml
-
-    from slipstream.api import find_run
+    from slipstream.api import find_run, read_plan
     from slipstream.cli.summary import summarise
     from slipstream.job import load_job
-    from slipstream.plan import Plan
     from slipstream.runs import draw_curve, read_lines
     from slipstream.runs.result import read_result
 
     folder = find_run(run)
-    summary, result = summarise(folder), read_result(folder)
+    summary, result, plan = summarise(folder), read_result(folder), read_plan(folder)
     events = list(read_lines(folder.events))
     if as_json:
-        plan = yaml.safe_load(folder.plan.read_text()) if folder.plan.exists() else None
-        print(
-            json.dumps(
-                {**summary, "plan": plan, "result": asdict(result) if result else None, "events": events}, indent=2
-            )
-        )
+        detail = {"plan": plan and plan.model_dump(mode="json"), "result": result and asdict(result), "events": events}
+        print(json.dumps({**summary, **detail}, indent=2))
         return
     from rich.console import Console
 
     from slipstream.cli.screen import plan_table, show_result
 
     console = Console(highlight=False)
-    if folder.plan.exists():
-        console.print(
-            plan_table(folder, load_job(folder.job), Plan.model_validate(yaml.safe_load(folder.plan.read_text())))
-        )
+    if plan:
+        console.print(plan_table(folder, load_job(folder.job), plan))
     _print_course(console, list(read_lines(folder.metrics)))
     if result:
         show_result(console, folder, result)
@@ -51,8 +42,9 @@ def command(run: RunArgument, as_json: AsJson = False) -> None:
 
 def _print_course(console: Any, lines: list[dict[str, Any]]) -> None:
     """About ten lines of the curve."""
+    from slipstream.cli.screen import number
+
     every = max(1, len(lines) // 10)
     for line in lines[every - 1 :: every]:
-        loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
-        judged = f"   validation {line['val_loss']:.4f}" if "val_loss" in line else ""
-        console.print(f"  step {line['step']:>6,}   loss {loss}   lr {line['lr']:.2e}{judged}")
+        judged = f"   validation {number(line['val_loss'])}" if "val_loss" in line else ""
+        console.print(f"  step {line['step']:>6,}   loss {number(line['loss'])}   lr {line['lr']:.2e}{judged}")

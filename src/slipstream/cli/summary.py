@@ -2,12 +2,20 @@
 
 from typing import Any
 
-from slipstream.runs import RunFolder, read_lines
+from slipstream.runs import RunError, RunFolder, read_lines
 from slipstream.runs.result import read_result
 
 
 def summarise(run: RunFolder) -> dict[str, Any]:
-    """Where a run stands: running, finished, stopped (at a limit or by a person), failed, or killed."""
+    """Where a run stands: running, finished, stopped (at a limit or by a person), failed, killed or damaged."""
+    try:
+        return _read(run)
+    except RunError as error:
+        nothing = {"step": 0, "samples": 0, "loss": None, "val_loss": None, "seconds": 0.0}
+        return {"run": str(run.path), "status": "damaged", "problem": str(error), **nothing}
+
+
+def _read(run: RunFolder) -> dict[str, Any]:
     result = read_result(run)
     lines = list(read_lines(run.metrics))
     last = lines[-1] if lines else {}

@@ -20,7 +20,8 @@ def watch(start: Callable[[Watcher], Result], as_json: bool) -> None:
     try:
         result = start(screen)
     except KeyboardInterrupt:
-        print("ended at once; `slipstream resume` goes on from the last checkpoint", file=sys.stderr)
+        run = screen.run
+        print(f"ended at once; `slipstream resume {run.path}` goes on" if run else "ended at once", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         screen.close()

@@ -66,8 +66,9 @@ class Order:
 
     @property
     def held_out(self) -> int:
-        """Samples for evaluation; at least one is always left to train on."""
-        return min(round(self.samples * self.validation), self.samples - 1)
+        """Samples for evaluation: at least one if any are asked for, and at least one is left to train on."""
+        wanted = max(1, round(self.samples * self.validation)) if self.validation else 0
+        return min(wanted, self.samples - 1)
 
     @property
     def training(self) -> int:

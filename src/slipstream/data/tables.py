@@ -5,6 +5,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,27 +45,36 @@ def open_table(data: TableData, job: Job) -> Dataset:
 
 
 def _read_csv(data: TableData) -> tuple[np.ndarray, np.ndarray]:
-    with Path(data.source).open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file)
-        header = [name.strip() for name in next(rows, [])]
-        names = _columns(data, header)
-        places = [(header.index(name), name) for name in names]
-        values = array("d")
-        for row in rows:
-            if row:  # a blank line is no row
-                where = f"{data.source}:{rows.line_num}"
-                if len(row) != len(header):
-                    raise ValueError(f"{where}: has {len(row)} values, but the header names {len(header)} columns")
-                values.extend(_number(row[place], f"{where}: column {name!r}") for place, name in places)
+    try:
+        with Path(data.source).open(encoding="utf-8-sig", newline="") as file:
+            return _parse_csv(data, csv.reader(file))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"data.source: {data.source} is not UTF-8 text ({error.reason}); convert it") from None
+
+
+def _parse_csv(data: TableData, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+    header = [name.strip() for name in next(rows, [])]
+    names = _columns(data, header)
+    places = [(header.index(name), name) for name in names]
+    values = array("d")
+    for row in rows:
+        if row:  # a blank line is no row
+            where = f"{data.source}:{rows.line_num}"
+            if len(row) != len(header):
+                raise ValueError(f"{where}: has {len(row)} values, but the header names {len(header)} columns")
+            values.extend(
+                _number(row[place], f"{where}: column {name!r}", name == data.target) for place, name in places
+            )
     return _inputs_and_target(np.frombuffer(values).reshape(-1, len(names)), data, names)
 
 
-def _number(text: str, where: str) -> float:
+def _number(text: str, where: str, is_target: bool) -> float:
     try:
         return float(text)
     except ValueError:
         found = f"{text!r} is not a number" if text.strip() else "there is no value"
-        raise ValueError(f"{where}: {found}; correct it, or leave the column out with data.inputs") from None
+        advice = "number the classes from 0" if is_target else "correct it, or leave the column out with data.inputs"
+        raise ValueError(f"{where}: {found}; {advice}") from None
 
 
 def _read_parquet(data: TableData) -> tuple[np.ndarray, np.ndarray]:

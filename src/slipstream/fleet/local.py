@@ -44,6 +44,7 @@ class LocalFleet:
         self._home, self._scratch = home, scratch
         self._run, self._job, self._plan, self._workers = run, job, plan, plan.layout.workers
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._asked = False
 
     def run_to_end(self, lock: int, restore: Path | None, tick: Callable[[], None]) -> None:
         """Start the workers and watch them; `tick` is called many times a second. Raises WorkersFailed."""
@@ -57,6 +58,7 @@ class LocalFleet:
 
     def interrupt(self) -> None:
         """Ask the workers for a checkpoint and a stop."""
+        self._asked = True
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -88,6 +90,8 @@ class LocalFleet:
     def _watch(self, tick: Callable[[], None]) -> None:
         while True:
             codes = [process.poll() for process in self._processes]
+            if self._asked and -signal.SIGTERM in codes:
+                raise KeyboardInterrupt  # asked so early that a worker could not listen yet
             if any(codes):
                 raise WorkersFailed(self._gather_failures(), self._run, {})
             if all(code == 0 for code in codes):

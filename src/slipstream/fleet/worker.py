@@ -22,10 +22,15 @@ if TYPE_CHECKING:
     from slipstream.train.world import Seat
 
 
+_asked_to_stop = threading.Event()
+"""A wish to stop that came before there was anything to stop."""
+
+
 def main() -> None:
     """Run one rank to its end. What goes wrong is left on record for the launcher."""
     run, rank, size, scratch = RunFolder(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Scratch(Path(sys.argv[4]))
     restore = Path(sys.argv[5]) if len(sys.argv) > 5 else None
+    signal.signal(signal.SIGTERM, lambda *_: _asked_to_stop.set())
     threading.Thread(target=_die_with_launcher, daemon=True).start()
     pulse = Pulse(scratch.pulse, rank)
     try:
@@ -66,6 +71,8 @@ def run_rank(run: RunFolder, seat: "Seat", restore: Path | None, pulse: Pulse) -
     control = Control(job, run.seconds_spent())
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: control.interrupt())
+    if _asked_to_stop.is_set():
+        control.interrupt()
     world = World.join(seat, plan.device)
     try:
         trained = train(job, plan, run, world, pulse, control, restore)

@@ -38,12 +38,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, job: dict[str, Any]) -> "RunFolder":
-        """Make a new folder. An existing run is never overwritten."""
+        """Make a new folder. What is there already, a run or anything else, is never touched."""
         run = cls(path)
-        if run.job.exists():
-            raise RunError(
-                f"{path} already holds a run; go on with `slipstream resume {path}`, or choose another folder"
-            )
+        run.refuse_if_taken()
         try:
             run.checkpoints.mkdir(parents=True, exist_ok=True)
             run.logs.mkdir(exist_ok=True)
@@ -53,6 +50,13 @@ class RunFolder:
                 f"{path} cannot be written: {error.strerror}; choose another folder with --run-dir"
             ) from error
         return run
+
+    def refuse_if_taken(self) -> None:
+        """A new run needs a folder of its own."""
+        if self.job.exists():
+            raise RunError(f"{self.path} already holds a run; `slipstream resume {self.path}` goes on with it")
+        if self.path.is_dir() and any(self.path.iterdir()):
+            raise RunError(f"{self.path} is not empty; --run-dir names the new folder of this one run")
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -99,34 +103,41 @@ class RunFolder:
         append_line(self.events, {"time": round(time.time(), 3), "event": kind, **facts})
 
     def seconds_spent(self) -> float:
-        """Running time so far, over all launches."""
-        spent: float = 0.0
-        began: float | None = None
-        last: float = 0.0
+        """Running time so far, over all launches: each records what those before it took."""
+        launch: dict[str, Any] | None = None
+        last = 0.0
         for event in read_lines(self.events):
-            if event["event"] == "launch":
-                spent += last - began if began else 0.0
-                began = event["time"]
+            launch = event if event["event"] == "launch" else launch
             last = event["time"]
-        if began is None:
-            return spent
-        if self.metrics.exists():
+        if launch is None:
+            return 0.0
+        if self.metrics.exists():  # a launch that was killed left no last word, but its steps
             last = max(last, self.metrics.stat().st_mtime)
-        return spent + last - began
+        return float(launch["spent"]) + last - float(launch["time"])
+
+    def mend(self) -> None:
+        """Take away the half line that a crash may have left at the end of the diary."""
+        if self.events.exists():
+            content = self.events.read_bytes()
+            if not content.endswith(b"\n"):
+                self.events.write_bytes(content[: content.rfind(b"\n") + 1])
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Add one line of JSON."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+        file.write(json.dumps(record, allow_nan=False) + "\n")
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a JSON-lines file; one torn by a crash, which can only be the last, is left out."""
     if not path.exists():
         return
-    for line in path.read_bytes().split(b"\n")[:-1]:
-        yield json.loads(line)
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            yield json.loads(line)
+        except ValueError:
+            raise RunError(f"{path}:{number} is damaged: it is not a line of JSON; remove that line") from None
 
 
 def truncate_metrics(path: Path, step: int) -> None:

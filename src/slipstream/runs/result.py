@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass
 
-from slipstream.runs.folder import RunFolder, write_text
+from slipstream.runs.folder import RunError, RunFolder, write_text
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,16 @@ class Result:
 
 def write_result(run: RunFolder, result: Result) -> None:
     """Write result.json."""
-    write_text(run.result, json.dumps(asdict(result), indent=2) + "\n")
+    write_text(run.result, json.dumps(asdict(result), indent=2, allow_nan=False) + "\n")
 
 
 def read_result(run: RunFolder) -> Result | None:
     """The result, if there is one yet."""
-    return Result(**json.loads(run.result.read_text())) if run.result.exists() else None
+    try:
+        return Result(**json.loads(run.result.read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        raise RunError(
+            f"{run.result} is damaged; remove it, and `slipstream resume {run.path}` makes it anew"
+        ) from None

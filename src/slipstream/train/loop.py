@@ -66,8 +66,8 @@ def train(
         recorder.start(model, timeline)
 
     stopped = None
+    pulse.step = progress.step + 1
     for share in batches.from_sample(progress.samples, pulse):
-        pulse.step = progress.step + 1
         losses = worker.forward_backward(share, update.scale.value)
         with pulse.during("exchange"):
             worker.exchange.finish()
@@ -98,6 +98,7 @@ def train(
                 control.saved()
         if stopped and not last:
             break
+        pulse.step = progress.step + 1
     with pulse.during("checkpoint"):
         checkpointer.close()
     return Trained(model, dataset.facts, progress, stopped if progress.step < timeline.steps else None)

@@ -13,6 +13,8 @@ from slipstream.train.timeline import Timeline
 from slipstream.train.update import Updated
 from slipstream.train.world import World
 
+_MOST_WARNINGS = 10
+
 
 class Recorder:
     """The first worker's pen; with the others it does not write."""
@@ -22,6 +24,7 @@ class Recorder:
         self._writes = world.rank == 0
         self._clock = time.perf_counter()
         self._seconds = 0.0
+        self._warnings = 0
 
     def start(self, model: nn.Module, timeline: Timeline) -> None:
         """Say what is about to be trained."""
@@ -48,15 +51,24 @@ class Recorder:
         line: dict[str, Any] = {
             "step": progress.step,
             "samples": progress.samples,
-            "loss": loss if math.isfinite(loss) else None,
+            "loss": _finite(loss),
             "lr": updated.lr,
             "tokens_per_s": round(batch * self._facts.tokens_per_sample / self._seconds, 1),
             "seconds": round(self._seconds, 6),
         }
-        if updated.norm is not None and math.isfinite(updated.norm):
-            line["grad_norm"] = updated.norm
+        if updated.norm is not None:
+            line["grad_norm"] = _finite(updated.norm)
         if updated.skipped:
             line["skipped"] = True
         if progress.scale is not None:
             line["loss_scale"] = progress.scale
-        append_line(self._run.metrics, line | judged)
+        append_line(self._run.metrics, line | {key: _finite(value) for key, value in judged.items()})
+        if line["loss"] is None and self._warnings < _MOST_WARNINGS:
+            self._warnings += 1
+            what = "skipped" if updated.skipped else "done all the same"
+            self._run.event("warning", text=f"the loss of step {progress.step} is {loss}; its update was {what}")
+
+
+def _finite(value: float) -> float | None:
+    """JSON knows no NaN."""
+    return value if math.isfinite(value) else None

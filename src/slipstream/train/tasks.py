@@ -56,6 +56,8 @@ LOSSES: dict[type[AnyTask], LossSum] = {
 
 def loss_sum(task: AnyTask, outputs: Tensor, targets: Tensor) -> Tensor:
     """The loss of some samples, summed over everything they predict."""
+    if not isinstance(outputs, Tensor):
+        raise TypeError(f"the model returned a {type(outputs).__name__}; it must return one tensor of outputs")
     return LOSSES[type(task)](outputs, targets, task)
 
 
