@@ -191,6 +191,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--processes", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2])
     parser.add_argument("--sides", type=lambda text: text.split(","), default=list(SIDES), help=", ".join(SIDES))
     parser.add_argument("--out", type=Path, default=RESULTS / "cpu_train.json")
+    for name in ("sequence", "batch", "steps"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(Shape, name))
     options = parser.parse_args()
     if unknown := set(options.sides) - set(SIDES):
         parser.error(f"no such side: {', '.join(sorted(unknown))}; sides are {', '.join(SIDES)}")
@@ -199,7 +201,7 @@ def read_options() -> argparse.Namespace:
 
 def main() -> None:
     options = read_options()
-    shape = SHORT if options.short else Shape()
+    shape = SHORT if options.short else Shape(sequence=options.sequence, batch=options.batch, steps=options.steps)
     rounds = options.rounds or (1 if options.short else 3)
     record = facts("transformers", "accelerate", "lightning")
     turns = [Turn(side, n) for n in options.processes for side in choose_sides(options.sides)]
