@@ -133,8 +133,8 @@ def test_control_c_saves_stops_and_resume_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("reason", "limits"),
     [
-        ("deadline", {"limits": {"deadline": "6s"}}),
-        ("budget", {"limits": {"budget": "$0.006"}, "machines": {"price_per_hour": "$3.60"}}),  # $0.001 a second
+        ("deadline", {"limits": {"deadline": "4s"}}),
+        ("budget", {"limits": {"budget": "$0.004"}, "machines": {"price_per_hour": "$3.60"}}),  # $0.001 a second
     ],
 )
 def test_a_limit_stops_the_run_with_a_checkpoint(reason, limits, tmp_path):

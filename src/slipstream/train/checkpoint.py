@@ -95,7 +95,8 @@ class Checkpointer:
         dcp = _dcp()
         path = self._folder / f"step-{progress.step:08d}"
         if self._world.rank == 0 and path.exists():
-            shutil.rmtree(path)
+            shutil.rmtree(path)  # the unfinished work of an earlier launch
+        self._world.wait_for_all(self._world.checkpoint_group)  # nobody writes into what is being removed
         dcp.save(
             state,
             storage_writer=dcp.FileSystemWriter(path, overwrite=True),

@@ -18,7 +18,7 @@ from slipstream.train.batches import Batches, Share, seed_everything
 from slipstream.train.checkpoint import Checkpointer, load
 from slipstream.train.control import Control
 from slipstream.train.exchange import build_exchange
-from slipstream.train.models import build_model
+from slipstream.train.models import build_model, is_built_in
 from slipstream.train.models.batchnorm import synchronise_batch_norm
 from slipstream.train.models.dropout import own_dropout
 from slipstream.train.precision import autocast, set_matrix_precision, weight_dtype
@@ -110,6 +110,7 @@ class _Worker:
     def __init__(self, job: Job, plan: Plan, world: World, pulse: Pulse, model: nn.Module) -> None:
         self._job, self._plan, self._world, self._pulse, self._model = job, plan, world, pulse, model
         self._keys = own_dropout(model, job.seed)
+        self._owns_outputs = is_built_in(job.model)  # a user's model may keep its outputs for itself
         normalised = synchronise_batch_norm(model)
         if normalised and job.layout.micro_batch:
             raise ValueError(
@@ -127,7 +128,8 @@ class _Worker:
             seed_everything(self._job.seed, int(micro.positions[0]))
             with self._pulse.during("forward"), self._keys.of(micro.positions), autocast(self._plan):
                 outputs = self._model(micro.inputs.to(self._world.device))
-                loss = tasks.loss_sum(self._job.task, outputs, micro.targets.to(self._world.device)) / max(1.0, total)
+                targets = micro.targets.to(self._world.device)
+                loss = tasks.loss_sum(self._job.task, outputs, targets, self._owns_outputs) / max(1.0, total)
             if number == len(share.micro_batches):
                 self.exchange.begin()
             with self._pulse.during("backward"):

@@ -15,28 +15,33 @@ from torch import Tensor
 from slipstream.data.base import IGNORED, Batch
 from slipstream.job import Job
 from slipstream.job.train import Classification, MaskedToken, NextToken, Regression
+from slipstream.train.cross_entropy import overwriting_cross_entropy
 
 AnyTask = NextToken | MaskedToken | Classification | Regression
-LossSum = Callable[[Tensor, Tensor, Any], Tensor]
+LossSum = Callable[[Tensor, Tensor, Any, bool], Tensor]
 
 
-def _cross_entropy(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+def _cross_entropy(outputs: Tensor, targets: Tensor, task: AnyTask, overwrite: bool) -> Tensor:
     if outputs.shape[:-1] != targets.shape:
         raise ValueError(
             f"the model's outputs have the shape {tuple(outputs.shape)}, but for targets of the shape "
             f"{tuple(targets.shape)} they must have one dimension more: a score for each class or token"
         )
-    scores = outputs.flatten(0, -2)
+    scores, targets = outputs.flatten(0, -2), targets.flatten()
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    label_smoothing = task.label_smoothing if isinstance(task, Classification) else 0.0
+    if wide.requires_grad and not label_smoothing and (overwrite or wide is not scores):
+        return overwriting_cross_entropy(wide, targets)
     return F.cross_entropy(
-        scores if scores.dtype == torch.float64 else scores.float(),
-        targets.flatten(),
+        wide,
+        targets,
         ignore_index=IGNORED,
         reduction="sum",
         label_smoothing=label_smoothing,
     )
 
 
-def _squared_error(outputs: Tensor, targets: Tensor, _task: AnyTask) -> Tensor:
+def _squared_error(outputs: Tensor, targets: Tensor, _task: AnyTask, _overwrite: bool) -> Tensor:
     if outputs.shape != targets.shape:
         raise ValueError(
             f"the model's outputs have the shape {tuple(outputs.shape)}, the targets {tuple(targets.shape)}; "
@@ -47,18 +52,18 @@ def _squared_error(outputs: Tensor, targets: Tensor, _task: AnyTask) -> Tensor:
 
 
 LOSSES: dict[type[AnyTask], LossSum] = {
-    NextToken: lambda outputs, targets, _: _cross_entropy(outputs, targets),
-    MaskedToken: lambda outputs, targets, _: _cross_entropy(outputs, targets),
-    Classification: lambda outputs, targets, task: _cross_entropy(outputs, targets, task.label_smoothing),
+    NextToken: _cross_entropy,
+    MaskedToken: _cross_entropy,
+    Classification: _cross_entropy,
     Regression: _squared_error,
 }
 
 
-def loss_sum(task: AnyTask, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of some samples, summed over everything they predict."""
+def loss_sum(task: AnyTask, outputs: Tensor, targets: Tensor, overwrite: bool = False) -> Tensor:
+    """The loss of some samples, summed over everything they predict. With `overwrite` it may reuse the outputs."""
     if not isinstance(outputs, Tensor):
         raise TypeError(f"the model returned a {type(outputs).__name__}; it must return one tensor of outputs")
-    return LOSSES[type(task)](outputs, targets, task)
+    return LOSSES[type(task)](outputs, targets, task, overwrite)
 
 
 def weight(task: AnyTask, targets: Tensor) -> int:

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from slipstream.job.train import Train
-from slipstream.train.optim import build_optimizer, is_matrix
+from slipstream.train.optim import build_optimizer, is_matrix, step
 from slipstream.train.optim.schedules import batch_factor, rate
 from slipstream.train.precision import LossScale
 
@@ -44,7 +44,7 @@ class Update:
             self._clip(norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            self.optimizer.step()
+            step(self.optimizer)
         self.scale.record(overflowed)
         self.optimizer.zero_grad(set_to_none=True)
         return Updated(lr, None if norm is None else float(norm), skipped)
@@ -80,6 +80,7 @@ class Update:
         clip = self._train.clip
         if clip and clip.norm:
             assert norm is not None, "measured because it is needed here"
-            clip_grads_with_norm_(self._weights, clip.norm, norm)
+            if not norm + 1e-6 <= clip.norm:  # torch would multiply by one; it adds this much itself
+                clip_grads_with_norm_(self._weights, clip.norm, norm)
         elif clip and clip.value:
             clip_grad_value_(self._weights, clip.value)

@@ -55,6 +55,11 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def wait_for_all(self, group: dist.ProcessGroup | None = None) -> None:
+        """Return when every worker has come here."""
+        if self.size > 1:
+            dist.barrier(group)
+
     def leave(self) -> None:
         """Part from the others."""
         if self.size > 1:

@@ -38,3 +38,8 @@ def build_model(job: Job, facts: Facts) -> nn.Module:
     regression. The weights follow from torch's random state, which the caller seeds; on the meta device there are none.
     """
     return MODELS[type(job.model)](job, facts)
+
+
+def is_built_in(section: Section) -> bool:
+    """Whether the model is of our own making, and all that its forward leaves behind is ours."""
+    return not isinstance(section, ImportModel | HuggingFaceModel)

@@ -1,5 +1,6 @@
 """Optimisers, schedules, and how the batch moves the learning rate."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ OPTIMIZERS: dict[type[AnyOptimizer], Callable[[Groups, Any], torch.optim.Optimiz
 
 def build_optimizer(setting: AnyOptimizer, model: nn.Module) -> torch.optim.Optimizer:
     """The optimiser, over two groups: matrices, which decay and adapt, and the rest, which do not."""
+    _leave_compiler_asleep()
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     if not weights:
         raise ValueError("the model has no parameter to train: every one has requires_grad=False")
@@ -35,6 +37,23 @@ def build_optimizer(setting: AnyOptimizer, model: nn.Module) -> torch.optim.Opti
         {"params": [w for w in weights if not is_matrix(w)], "weight_decay": 0.0, "adapt": False},
     ]
     return OPTIMIZERS[type(setting)]([group for group in groups if group["params"]], setting)
+
+
+def step(optimizer: torch.optim.Optimizer) -> None:
+    """Update the weights, without the import of torch's compiler that `optimizer.step()` begins with.
+
+    That takes over a second of every start, and nothing of an update is compiled here. What torch wraps around the
+    step besides is the switching off of gradients, done here, and hooks, which we do not use.
+    """
+    with torch.no_grad():
+        inspect.unwrap(type(optimizer).step)(optimizer)
+
+
+def _leave_compiler_asleep() -> None:
+    """The same for the other methods: torch marks them as not to be compiled, and asks the compiler how to do that."""
+    for method in vars(torch.optim.Optimizer).values():
+        if plain := getattr(method, "__wrapped__", None):
+            plain.__dynamo_disable = plain
 
 
 def is_matrix(weight: nn.Parameter) -> bool:

@@ -1,0 +1,43 @@
+"""Cross-entropy that turns the scores into their own gradient, in place.
+
+The scores of a language model are its largest tensor. torch's own function makes two more of that size on the way
+(the logarithms and the gradient); here the one there is becomes the softmax, and in backward the gradient.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from slipstream.data.base import IGNORED
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Σ log Σ exp(s) - s[target] over the rows whose target counts. Its gradient is softmax(s) - onehot(target)."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, scores: Tensor, targets: Tensor) -> Tensor:
+        own = scores.detach()  # the same memory, and the same count of versions: who still needs it will hear of it
+        counts = targets != IGNORED
+        target = targets.clamp(min=0).unsqueeze(1)
+        highest, where = own.max(1, keepdim=True)
+        score_of_target = own.gather(1, target)
+        torch.softmax(own, 1, out=own)
+        # The highest probability is at least one in the number of classes: its logarithm is always safe to take.
+        total = highest - own.gather(1, where).log_()
+        own.scatter_add_(1, target, own.new_tensor(-1.0).expand_as(target))
+        ctx.save_for_backward(counts)
+        ctx.gradient = own  # type: ignore[attr-defined]
+        return torch.where(counts, (total - score_of_target).squeeze(1), 0.0).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        (counts,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        gradient: Tensor = ctx.gradient  # type: ignore[attr-defined]
+        return gradient.mul_((grads[0] * counts).unsqueeze(1)), None
+
+
+overwriting_cross_entropy: Callable[[Tensor, Tensor], Tensor] = _CrossEntropy.apply
+"""The sum over all rows of scores [N, classes] in fp32 or fp64; the scores are lost."""
