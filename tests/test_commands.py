@@ -91,6 +91,26 @@ def test_import_is_quick_and_loads_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_worker_does_not_load_torchs_compiler():
+    """It would add a second to every start (benchmarks/startup.py)."""
+    code = """
+import sys, torch
+from slipstream.job.train import AdamW, Nesterov
+from slipstream.train import loop
+from slipstream.train.optim import build_optimizer, step
+for setting in (AdamW(name="adamw", lr=1e-3), Nesterov(name="nesterov", lr=1e-3)):
+    model = torch.nn.Linear(3, 3)
+    optimizer = build_optimizer(setting, model)
+    before = model.weight.clone()
+    model(torch.ones(2, 3)).sum().backward()
+    step(optimizer)
+    optimizer.zero_grad()
+    assert not torch.equal(model.weight, before)
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_launcher_loads_no_torch_without_a_gpu():
     code = "import sys, slipstream.cli, slipstream.api, slipstream.cli.watching; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -100,6 +120,8 @@ def test_more_workers_than_samples_is_refused_and_nothing_written(tmp_path):
     job = write_job(tmp_path, merge(dump(mlp_job()), {"train.batch": 2}))
     done = slipstream("train", job, "--workers", 3, cwd=tmp_path)
     assert done.returncode == 2 and "3 workers cannot share a batch of 2" in done.stderr, done.stderr
+    line = job.read_text().splitlines().index("  batch: 2") + 1
+    assert f"job.yaml:{line}: " in done.stderr.replace("\n", " "), "the file and the line of the key it names"
     assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
 
 
@@ -107,7 +129,8 @@ def test_what_only_model_and_data_together_show_is_refused_and_nothing_written(t
     job = write_job(tmp_path, merge(dump(mlp_job()), {"model": {"import": "faults:Faulty", "args": {"speed": 3}}}))
     done = slipstream("train", job, cwd=tmp_path)
     assert done.returncode == 2 and "model.import" in done.stderr and "speed" in done.stderr, done.stderr
-    assert list(tmp_path.glob("runs/*")) == []
+    assert "job.yaml:" in done.stderr, done.stderr
+    assert list(tmp_path.iterdir()) == [job]
 
 
 def long_job(folder: Path, **changes: Any) -> Path:

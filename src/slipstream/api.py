@@ -5,7 +5,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ import yaml
 from slipstream.data import prepare
 from slipstream.fleet.local import LocalFleet, WorkersFailed
 from slipstream.fleet.scratch import Scratch
-from slipstream.job import Job, JobError, check_job, dump, load_job
+from slipstream.job import Job, JobError, check_job, dump, load_job, locate
 from slipstream.job.file import Problem
 from slipstream.plan import Plan, make_plan, this_machine
 from slipstream.runs import RunError, RunFolder, draw_curve, new_run_path, read_lines, truncate_metrics, write_yaml
@@ -63,17 +63,34 @@ class Silence:
 def train(
     job: Job | dict[str, Any] | str | Path,
     *,
+    settings: Sequence[str] = (),
     workers: int | None = None,
     run_dir: str | Path | None = None,
     watcher: Watcher | None = None,
 ) -> Result:
-    """Plan and run a job on this machine, from the start to its result.
+    """Plan and run a job on this machine, from the start to its result. `settings` change what a job file says.
 
     Raises JobError if the job cannot be run as written (then nothing is left behind) and WorkersFailed if it fails.
     """
     watcher = watcher or Silence()
-    if not isinstance(job, Job):
-        job = check_job(job) if isinstance(job, dict) else load_job(job)
+    if isinstance(job, str | Path):
+        try:
+            return _train(load_job(job, settings), workers, run_dir, watcher)
+        except LateRefusal as error:
+            raise locate(error, job, settings) from error
+    if settings:
+        raise ValueError("settings change a job file; change the values of a job made in Python where it is made")
+    return _train(check_job(job) if isinstance(job, dict) else job, workers, run_dir, watcher)
+
+
+class LateRefusal(JobError):
+    """What is wrong with a job shows only beside the machine, the data or the model."""
+
+    def __init__(self, job: Job, message: str) -> None:
+        super().__init__([Problem(job.name, "", message)])
+
+
+def _train(job: Job, workers: int | None, run_dir: str | Path | None, watcher: Watcher) -> Result:
     plan = _make_plan(job, workers)
     if run_dir:
         RunFolder(run_dir).refuse_if_taken()
@@ -87,7 +104,9 @@ def train(
             if error.failure.error == "ValueError" and error.failure.phase == "build":
                 # What only the model and the data together could show to be wrong.
                 shutil.rmtree(run.path)
-                raise JobError([Problem(job.name, "", error.failure.message)]) from error
+                with suppress(OSError):  # other runs are in it
+                    RUNS.rmdir()
+                raise LateRefusal(job, error.failure.message) from error
             raise
 
 
@@ -211,7 +230,7 @@ def _make_plan(job: Job, workers: int | None) -> Plan:
     try:
         return make_plan(job, this_machine(), workers)
     except ValueError as error:
-        raise JobError([Problem(job.name, "", str(error))]) from error
+        raise LateRefusal(job, str(error)) from error
 
 
 def _prepare(job: Job, watcher: Watcher, home: str) -> None:
@@ -220,7 +239,7 @@ def _prepare(job: Job, watcher: Watcher, home: str) -> None:
     try:
         prepare(job, watcher.say)
     except ValueError as error:
-        raise JobError([Problem(job.name, "", str(error))]) from error
+        raise LateRefusal(job, str(error)) from error
 
 
 def _warn(run: RunFolder, watcher: Watcher, text: str) -> None:

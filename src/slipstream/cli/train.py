@@ -18,7 +18,8 @@ def command(
     """Train what a job file describes."""
     from slipstream import api
     from slipstream.cli.watching import watch
-    from slipstream.job import load_job
 
-    loaded = load_job(job, settings or [])
-    watch(lambda watcher: api.train(loaded, workers=workers, run_dir=run_dir, watcher=watcher), as_json)
+    watch(
+        lambda watcher: api.train(job, settings=settings or (), workers=workers, run_dir=run_dir, watcher=watcher),
+        as_json,
+    )

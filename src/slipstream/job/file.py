@@ -1,6 +1,7 @@
 """Reading a job file, and saying exactly what is wrong with it: file, line, key, reason, nearest valid name."""
 
 import difflib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from slipstream.job.base import nearest, shown
 from slipstream.job.explain import KeyPath, explain
 from slipstream.job.job import Job
 
-__all__ = ["JobError", "Problem", "check_job", "load_job", "nearest", "read_job"]
+__all__ = ["JobError", "Problem", "check_job", "load_job", "locate", "nearest", "read_job"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        key = "" if self.message.startswith(self.key) else f"{self.key}: "
+        key = "" if self.key in self.message else f"{self.key}: "
         return f"{self.where}: {key}{self.message}"
 
 
@@ -87,6 +88,24 @@ def read_job(text: str, name: str = "job", overrides: Sequence[str] = ()) -> Job
     for override in overrides:
         problems += _apply(values, override, lines)
     return _check(values, problems, lines.where)
+
+
+def locate(error: JobError, path: str | Path, overrides: Sequence[str] = ()) -> JobError:
+    """The same problems of a job that was read from this file, each with the line of the first key that it names.
+
+    For what shows only after reading, when the machine, the data or the model is there.
+    """
+    lines = _Lines(str(path))
+    values, _ = _parse(Path(path).read_text(encoding="utf-8"), lines)
+    for override in overrides:
+        _apply(values, override, lines)
+
+    def place(problem: Problem) -> Problem:
+        words = (problem.key or word for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", problem.message))
+        key = next((word for word in words if word.split(".")[0] in Job.model_fields), "")
+        return Problem(lines.where(tuple(key.split("."))) if key else str(path), key, problem.message)
+
+    return JobError([place(problem) for problem in error.problems])
 
 
 def check_job(values: dict[str, Any]) -> Job:

@@ -10,12 +10,10 @@ def draw_curve(run: RunFolder) -> Path | None:
     lines = [line for line in read_lines(run.metrics) if line["loss"] is not None]
     if not lines:
         return None
-    import matplotlib
+    from matplotlib.figure import Figure  # not pyplot: it starts slowly, and wants to know of screens
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="tight")
+    axes = figure.subplots()
     samples, losses = [line["samples"] for line in lines], [line["loss"] for line in lines]
     axes.plot(samples, losses, color="#9db4d0", linewidth=0.8, label="loss, each step")
     axes.plot(samples, _smooth(losses), color="#1f4e8c", linewidth=1.8, label="loss, smoothed")
@@ -29,9 +27,7 @@ def draw_curve(run: RunFolder) -> Path | None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.tight_layout()
     figure.savefig(run.curve)
-    pyplot.close(figure)
     return run.curve
 
 

@@ -124,6 +124,9 @@ class Batches:
 def seed_everything(seed: int, position: int) -> None:
     """Put every global source of random numbers into a state that follows from the place in the run alone."""
     mixed = int(np.random.SeedSequence([seed, position]).generate_state(1, np.uint64)[0])
-    torch.manual_seed(mixed)
+    # Not torch.manual_seed: where there is no GPU it takes milliseconds, to remember the seed for one that may come.
+    torch.default_generator.manual_seed(mixed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(mixed)
     np.random.seed(mixed % 2**32)
     random.seed(mixed)
