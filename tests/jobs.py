@@ -70,6 +70,7 @@ def resnet_job(**changes: Any) -> Job:
             "precision": "fp64",
             "evaluate": {"every": 10},
         },
+        "checkpoint": {"every": 15},
     }
     return Job.model_validate(merge(base, changes))
 
@@ -90,5 +91,6 @@ def mlp_job(**changes: Any) -> Job:
             "precision": "fp64",
             "evaluate": {"every": 10},
         },
+        "checkpoint": {"every": 15},
     }
     return Job.model_validate(merge(base, changes))

@@ -35,9 +35,15 @@ def job(documents: Path) -> dict[str, Any]:
     }
 
 
-def workers_of(launcher: int) -> list[int]:
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher)], capture_output=True, text=True).stdout
+def children_of(parent: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True).stdout
     return [int(pid) for pid in found.split()]
+
+
+def workers_of(launcher: int) -> list[int]:
+    """The ranks, and while they do not exist yet, the process that they are forked from."""
+    hosts = children_of(launcher)
+    return [worker for host in hosts for worker in children_of(host)] or hosts
 
 
 def read(run: Path) -> list[tuple[Any, ...]]:

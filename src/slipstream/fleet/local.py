@@ -1,11 +1,13 @@
-"""The local fleet: one process per worker on this machine, watched until the last has ended."""
+"""The local fleet: the workers on this machine, watched until the last has ended."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from slipstream.fleet.failure import Failure, first_cause, killed, read_failure
@@ -43,39 +45,50 @@ class LocalFleet:
     def __init__(self, run: RunFolder, job: Job, plan: Plan, home: str, scratch: Scratch) -> None:
         self._home, self._scratch = home, scratch
         self._run, self._job, self._plan, self._workers = run, job, plan, plan.layout.workers
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._hosts: dict[int, subprocess.Popen[bytes]] = {}
+        """The process that each rank is, or is forked from; the leader of its process group."""
         self._asked = False
 
     def run_to_end(self, lock: int, restore: Path | None, tick: Callable[[], None]) -> None:
         """Start the workers and watch them; `tick` is called many times a second. Raises WorkersFailed."""
         create_pulse(self._scratch.pulse, self._workers)
+        alive, held = os.pipe()  # the workers hold one end: when all of them are gone, the other end says so
         try:
-            for rank in range(self._workers):
-                self._processes.append(self._start(rank, lock, restore))
+            for ranks in _hosted_together(self._workers):
+                self._hosts |= dict.fromkeys(ranks, self._start(ranks, [lock, held], restore))
+            os.close(held)
             self._watch(tick)
         finally:
-            self._end_all()
+            self._end_all(alive)
 
     def interrupt(self) -> None:
         """Ask the workers for a checkpoint and a stop."""
         self._asked = True
-        for process in self._processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+        self._signal_all(signal.SIGTERM)
 
-    def _start(self, rank: int, lock: int, restore: Path | None) -> subprocess.Popen[bytes]:
-        where = [str(self._run.path), str(rank), str(self._workers), str(self._scratch.path)]
+    def _start(self, ranks: range, pass_on: list[int], restore: Path | None) -> subprocess.Popen[bytes]:
+        where = [str(self._run.path), ",".join(map(str, ranks)), str(self._workers), str(self._scratch.path)]
         words = [*where, str(restore)] if restore else where
-        with (self._run.logs / f"rank-{rank}.log").open("ab") as log:
+        with (self._run.logs / f"rank-{ranks[0]}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "slipstream.fleet.worker", *words],
-                stdin=subprocess.PIPE,  # its end tells the worker that the launcher is gone
+                stdin=subprocess.PIPE,  # its end tells the workers that the launcher is gone
                 stdout=log,
                 stderr=log,
-                pass_fds=[lock],
+                pass_fds=pass_on,
                 start_new_session=True,  # so that Ctrl-C reaches the launcher alone, which asks for a checkpoint
                 env=self._environment(),
             )
+
+    def _codes(self) -> list[int | None]:
+        """How each worker ended; None while it runs."""
+        left = [self._scratch.exit_code(rank) for rank in self._hosts]
+        return [host.poll() if code is None else code for code, host in zip(left, self._hosts.values(), strict=True)]
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for host in set(self._hosts.values()):
+            with suppress(ProcessLookupError):
+                os.killpg(host.pid, number)
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -89,7 +102,7 @@ class LocalFleet:
 
     def _watch(self, tick: Callable[[], None]) -> None:
         while True:
-            codes = [process.poll() for process in self._processes]
+            codes = self._codes()
             if self._asked and -signal.SIGTERM in codes:
                 raise KeyboardInterrupt  # asked so early that a worker could not listen yet
             if any(codes):
@@ -104,22 +117,22 @@ class LocalFleet:
     def _gather_failures(self) -> Failure:
         """Give every worker a moment to say what it knows, then name the first cause."""
         until = time.monotonic() + _GRACE
-        while time.monotonic() < until and any(process.poll() is None for process in self._processes):
+        while time.monotonic() < until and None in self._codes():
             time.sleep(_TICK)
-        failures = []
-        for rank, (process, beat) in enumerate(zip(self._processes, read_pulse(self._scratch.pulse), strict=True)):
-            if process.poll():
-                failures.append(
-                    read_failure(self._scratch, rank) or killed(rank, beat.step, beat.phase, process.returncode)
-                )
-        return first_cause(failures)
+        return first_cause(
+            [
+                read_failure(self._scratch, rank) or killed(rank, beat.step, beat.phase, code)
+                for rank, (code, beat) in enumerate(zip(self._codes(), read_pulse(self._scratch.pulse), strict=True))
+                if code
+            ]
+        )
 
     def _find_hanging(self) -> Failure | None:
         """The worker that the others wait for, when one has shown no sign of life for too long."""
         now, beats = time.monotonic(), read_pulse(self._scratch.pulse)
         waited = [now - beat.time for beat in beats]
         limits = [self._job.limits.step if beat.step > 1 else self._job.limits.first_step for beat in beats]
-        running = [rank for rank, process in enumerate(self._processes) if process.poll() is None]
+        running = [rank for rank, code in enumerate(self._codes()) if code is None]
         late = [rank for rank in running if waited[rank] > limits[rank]]
         if not late:
             return None
@@ -130,21 +143,24 @@ class LocalFleet:
         return Failure(rank, beat.step, beat.phase, "hanging", message)
 
     def _collect_stacks(self) -> dict[int, str]:
-        for process in self._processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGUSR1)
+        self._signal_all(signal.SIGUSR1)
         time.sleep(0.5)
         return {
             rank: self._scratch.stack(rank).read_text() or "(it did not answer: stopped, or stuck in the kernel)"
-            for rank, process in enumerate(self._processes)
-            if process.poll() is None
+            for rank, code in enumerate(self._codes())
+            if code is None
         }
 
-    def _end_all(self) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-        for process in self._processes:
-            process.wait()
-            if process.stdin:
-                process.stdin.close()
+    def _end_all(self, alive: int) -> None:
+        self._signal_all(signal.SIGKILL)
+        select.select([alive], [], [], _GRACE)
+        os.close(alive)
+        for host in set(self._hosts.values()):
+            host.wait()
+            if host.stdin:
+                host.stdin.close()
+
+
+def _hosted_together(workers: int) -> list[range]:
+    """The ranks of each process to start. On Linux one process forks into all; elsewhere forking is not safe."""
+    return [range(workers)] if sys.platform == "linux" else [range(rank, rank + 1) for rank in range(workers)]

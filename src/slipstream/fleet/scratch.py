@@ -27,6 +27,20 @@ class Scratch:
         """Where a worker leaves its stack when asked."""
         return self.path / f"stack-{rank}.txt"
 
+    def leave_exit_code(self, rank: int, code: int) -> None:
+        """Left for the launcher by the process that a worker was forked from."""
+        self._exit_code(rank).write_text(str(code))
+
+    def exit_code(self, rank: int) -> int | None:
+        """How a forked worker ended, if it has."""
+        try:
+            return int(self._exit_code(rank).read_text())
+        except (FileNotFoundError, ValueError):  # not there yet, or not yet written
+            return None
+
+    def _exit_code(self, rank: int) -> Path:
+        return self.path / f"exit-{rank}"
+
     def remove(self) -> None:
         """Remove it, as far as it is still there."""
         shutil.rmtree(self.path, ignore_errors=True)

@@ -1,4 +1,8 @@
-"""One worker, the process of a rank: `python -m slipstream.fleet.worker RUN RANK SIZE SCRATCH [CHECKPOINT]`."""
+"""The workers of a launch: `python -m slipstream.fleet.worker RUN RANKS SIZE SCRATCH [CHECKPOINT]`.
+
+One process imports torch, which takes seconds and much memory, and then forks into the ranks it was given: they share
+both. A process with one rank is that rank.
+"""
 
 import faulthandler
 import os
@@ -6,7 +10,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 import yaml
 
@@ -27,10 +31,34 @@ _asked_to_stop = threading.Event()
 
 
 def main() -> None:
-    """Run one rank to its end. What goes wrong is left on record for the launcher."""
-    run, rank, size, scratch = RunFolder(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Scratch(Path(sys.argv[4]))
+    """Become the ranks named on the command line, and stay until the last has ended."""
+    run, size, scratch = RunFolder(sys.argv[1]), int(sys.argv[3]), Scratch(Path(sys.argv[4]))
+    ranks = [int(rank) for rank in sys.argv[2].split(",")]
     restore = Path(sys.argv[5]) if len(sys.argv) > 5 else None
     signal.signal(signal.SIGTERM, lambda *_: _asked_to_stop.set())
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # for the ranks, which answer with their stacks
+    if len(ranks) == 1:
+        _be_rank(run, ranks[0], size, scratch, restore)
+    try:
+        import slipstream.train.loop  # noqa: F401  (for all ranks at once)
+    except BaseException as error:
+        write_failure(scratch, ranks[0], 0, "start", error)
+        raise
+    rank_of: dict[int, int] = {}
+    for rank in ranks:
+        if not (child := os.fork()):
+            _be_rank(run, rank, size, scratch, restore)
+        rank_of[child] = rank
+    while rank_of:
+        child, status = os.wait()
+        scratch.leave_exit_code(rank_of.pop(child), os.waitstatus_to_exitcode(status))
+
+
+def _be_rank(run: RunFolder, rank: int, size: int, scratch: Scratch, restore: Path | None) -> Never:
+    """Run one rank to its end. What goes wrong is left on record for the launcher."""
+    with (run.logs / f"rank-{rank}.log").open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     threading.Thread(target=_die_with_launcher, daemon=True).start()
     pulse = Pulse(scratch.pulse, rank)
     try:

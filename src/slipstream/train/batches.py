@@ -126,7 +126,7 @@ def seed_everything(seed: int, position: int) -> None:
     mixed = int(np.random.SeedSequence([seed, position]).generate_state(1, np.uint64)[0])
     # Not torch.manual_seed: where there is no GPU it takes milliseconds, to remember the seed for one that may come.
     torch.default_generator.manual_seed(mixed)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(mixed)
     np.random.seed(mixed % 2**32)
     random.seed(mixed)
