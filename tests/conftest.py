@@ -34,6 +34,15 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["SLIPSTREAM_CACHE"] = before
 
 
+LONGEST = ("one_curve", "kill", "failures", "commands", "examples", "checkpoints", "benchmarks")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two processes run the tests, a file at a time: with the longest first, both end at about the same time."""
+    order = {f"test_{name}": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:  # noqa: ARG001
     """In CI a test skipped for a missing component is a failure."""

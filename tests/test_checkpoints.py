@@ -124,7 +124,9 @@ def test_a_folder_that_turns_read_only_leaves_the_last_checkpoint_whole(small_di
         time.sleep(0.05)
     subprocess.run(["mount", "--bind", folder, folder], check=True)
     try:
-        subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
+        until = time.monotonic() + 20
+        while subprocess.run(["mount", "-o", "remount,ro,bind", folder]).returncode and time.monotonic() < until:
+            time.sleep(0.01)  # busy: a checkpoint is being written
         output = program.communicate(timeout=60)[0]
         assert program.returncode == 3 and "Read-only file system" in output, output
         assert "what to do: the run folder cannot be written" in output, output

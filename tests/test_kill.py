@@ -12,7 +12,7 @@ from typing import Any
 from jobs import write_documents
 from program import slipstream, start, write_job
 
-STEPS, KILLS = 500, 20
+STEPS, KILLS = 800, 20
 KEYS = ("step", "samples", "loss", "lr", "val_loss", "grad_norm")
 
 
@@ -52,10 +52,8 @@ def read(run: Path) -> list[tuple[Any, ...]]:
 
 
 def kill(program: subprocess.Popen[str], what: str, draw: random.Random) -> None:
-    workers = workers_of(program.pid)
-    victims = {"worker": draw.sample(workers, min(1, len(workers))), "workers": workers, "launcher": [program.pid]}[
-        what
-    ]
+    workers = workers_of(program.pid) if what != "launcher" else []
+    victims = draw.sample(workers, 1) if what == "worker" and workers else workers or [program.pid]
     for victim in victims:
         os.kill(victim, signal.SIGKILL)
 

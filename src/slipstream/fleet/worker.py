@@ -41,6 +41,9 @@ def main() -> None:
         _be_rank(run, ranks[0], size, scratch, restore)
     try:
         import slipstream.train.loop  # noqa: F401  (for all ranks at once)
+        from slipstream.train.models import preload
+
+        preload(load_job(run.job).model)
     except BaseException as error:
         write_failure(scratch, ranks[0], 0, "start", error)
         raise

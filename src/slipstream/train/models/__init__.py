@@ -1,6 +1,7 @@
 """Built-in models, the user's own and Hugging Face's. A new model is one file and one line in `MODELS`."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from torch import nn
 
@@ -38,6 +39,13 @@ def build_model(job: Job, facts: Facts) -> nn.Module:
     regression. The weights follow from torch's random state, which the caller seeds; on the meta device there are none.
     """
     return MODELS[type(job.model)](job, facts)
+
+
+def preload(section: Section) -> None:
+    """Import what building this model will need, if it is there, before one process becomes many."""
+    if isinstance(section, HuggingFaceModel):
+        with suppress(ImportError):  # said, with what to do, by whoever builds it
+            import transformers.modeling_utils  # noqa: F401
 
 
 def is_built_in(section: Section) -> bool:
