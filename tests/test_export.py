@@ -108,7 +108,7 @@ def test_a_mixture_is_written_under_our_names(tmp_path: Path) -> None:
     assert config["model"]["activation"] == "gelu"
     assert config["facts"] == {"inputs": [16], "outputs": 300, "tokens": True}
     state = load_file(folder / "model.safetensors")
-    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert all(torch.equal(state[name], value) for name, value in model.named_parameters())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])

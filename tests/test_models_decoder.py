@@ -10,7 +10,7 @@ from slipstream.data.base import Facts
 from slipstream.job import Job
 from slipstream.job.models import DecoderModel
 from slipstream.train.models import build_model
-from slipstream.train.models.decoder import Attention, Decoder, parameter_count, rotary, rotate
+from slipstream.train.models.decoder import Attention, Decoder, Rotation, parameter_count
 
 GPT2 = {"positions": "learned", "norm": "layer", "activation": "gelu", "bias": True}
 TEXT = Facts(inputs=(16,), outputs=61, tokens=True)
@@ -85,30 +85,33 @@ def test_no_token_sees_a_later_one(style: dict[str, object]) -> None:
 
 
 def test_grouped_queries_share_keys_and_values() -> None:
-    attention = Attention(section(kv_heads=2))
+    rotation = Rotation(section(kv_heads=2))
+    attention = Attention(section(kv_heads=2), rotation)
     x = torch.randn(2, 6, 32)
-    rotation = rotary(6, 8, 10000.0, x)
-    q, k, v = attention.qkv(x).view(2, 6, 8, 8).transpose(1, 2).split((4, 2, 2), dim=1)
-    q, k = rotate(q, rotation), rotate(k, rotation).repeat_interleave(2, 1)
+    groups = attention.qkv(x).view(2, 6, 2, 4, 8).permute(0, 2, 3, 1, 4)  # two groups of two queries, a key and a value
+    q, k, v = groups[:, :, :2].flatten(1, 2), groups[:, :, 2], groups[:, :, 3]
+    q, k = rotation(q), rotation(k).repeat_interleave(2, 1)
     scores = q @ k.transpose(-1, -2) / math.sqrt(8) + torch.full((6, 6), -math.inf).triu(1)
     expected = attention.out((scores.softmax(-1) @ v.repeat_interleave(2, 1)).transpose(1, 2).reshape(2, 6, 32))
-    torch.testing.assert_close(attention(x, rotation), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(attention(x), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_rotary_depends_on_distance_only() -> None:
     q, k = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
-    rotation = rotary(20, 8, 10000.0, q)
-    qs, ks = rotate(q.expand(20, 8), rotation), rotate(k.expand(20, 8), rotation)
+    rotation = Rotation(section())
+    qs, ks = rotation(q.expand(20, 8)), rotation(k.expand(20, 8))
     torch.testing.assert_close(qs[3] @ ks[1], qs[19] @ ks[17], atol=1e-12, rtol=0)
     torch.testing.assert_close(qs.norm(dim=1), q.norm().expand(20), atol=1e-12, rtol=0)
 
 
 def test_fp64_is_fp64_throughout() -> None:
     """A table made in fp32 and cast would be off by 1e-5 at position 1000."""
-    cos, sin = rotary(1001, 8, 10000.0, torch.zeros(1, dtype=torch.float64))
+    unit = torch.zeros(1001, 8, dtype=torch.float64)
+    unit[:, 1] = 1.0
+    turned = Rotation(section())(unit)[1000]
     angle = 1000 / 10000 ** (2 / 8)
-    assert abs(float(cos[1000, 1]) - math.cos(angle)) < 1e-13
-    assert abs(float(sin[1000, 5]) - math.sin(angle)) < 1e-13
+    assert abs(float(turned[1]) - math.cos(angle)) < 1e-13
+    assert abs(float(turned[5]) - math.sin(angle)) < 1e-13
     model = Decoder(section(), 61, 16).double()
     assert model(torch.randint(0, 61, (2, 16))).dtype == torch.float64
 

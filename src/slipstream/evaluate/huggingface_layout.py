@@ -26,10 +26,21 @@ def layout(model: Decoder) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
     if named is None:
         return None
     config, weights = (_gpt2_config, _gpt2_weights) if named == "gpt2" else (_llama_config, _llama_weights)
-    state = model.state_dict()
+    state = {
+        name: _order_heads(tensor, model) if ".qkv." in name else tensor for name, tensor in model.state_dict().items()
+    }
     # What is not known stays null: left out, transformers would fill in the ids of another tokeniser.
     shared = {"tie_word_embeddings": model.section.tied, "bos_token_id": None, "eos_token_id": None}
     return {**config(model), **shared}, dict(weights(state, model.section))
+
+
+def _order_heads(projection: Tensor, model: Decoder) -> Tensor:
+    """Ours has groups of heads, each its queries, key and value; theirs all queries, then all keys, then all values."""
+    section = model.section
+    kv_heads, size = section.kv_heads or section.heads, section.hidden // section.heads
+    groups = projection.view(kv_heads, section.heads // kv_heads + 2, size, -1)
+    parts = torch.split(groups, (section.heads // kv_heads, 1, 1), dim=1)  # type: ignore[arg-type]
+    return torch.cat([part.reshape(-1, *projection.shape[1:]) for part in parts])
 
 
 def _gpt2_config(model: Decoder) -> dict[str, Any]:
@@ -52,8 +63,8 @@ def _gpt2_config(model: Decoder) -> dict[str, Any]:
 
 
 def _gpt2_weights(state: dict[str, Tensor], section: DecoderModel) -> Named:
-    yield "transformer.wte.weight", state["tokens.weight"]
-    yield "transformer.wpe.weight", state["positions.weight"]
+    yield "transformer.wte.weight", state["embed.tokens.weight"]
+    yield "transformer.wpe.weight", state["embed.positions.weight"]
     for layer in range(section.layers):
         ours, theirs = f"blocks.{layer}", f"transformer.h.{layer}"
         for norm, name in (("attention_norm", "ln_1"), ("feed_forward_norm", "ln_2")):
@@ -99,7 +110,7 @@ def _llama_config(model: Decoder) -> dict[str, Any]:
 def _llama_weights(state: dict[str, Tensor], section: DecoderModel) -> Named:
     size, kv_heads = section.hidden // section.heads, section.kv_heads or section.heads
     parts = [section.heads * size, kv_heads * size, kv_heads * size]
-    yield "model.embed_tokens.weight", state["tokens.weight"]
+    yield "model.embed_tokens.weight", state["embed.tokens.weight"]
     for layer in range(section.layers):
         ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
         for name, weight in zip("qkv", torch.split(state[f"{ours}.attention.qkv.weight"], parts), strict=True):
