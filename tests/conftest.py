@@ -12,10 +12,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from pool import Pool
 
+os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that wait for each other on a busy machine should sleep, not spin
+
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    pool = Pool(4)
+    pool = Pool(8)
     yield pool
     pool.close()
 

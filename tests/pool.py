@@ -18,7 +18,7 @@ from slipstream.plan import make_plan, this_machine
 from slipstream.runs import Pulse, RunFolder, create_pulse, read_lines, truncate_metrics, write_yaml
 from slipstream.runs.checkpoints import find_checkpoint, read_progress
 
-PATIENCE = 120.0
+PATIENCE = 60.0
 
 
 class Pool:
@@ -48,7 +48,7 @@ class Pool:
         scratch = Scratch.create()
         run.event("launch", workers=workers, spent=0.0, folder=str(Path.cwd()), scratch=str(scratch.path), restore=None)
         create_pulse(scratch.pulse, workers)
-        self._start()
+        self._start(workers)
         try:
             for rank, (_, pipe) in enumerate(self._seats[:workers]):
                 pipe.send((run.path, rank, workers, scratch.path, restore))
@@ -64,10 +64,11 @@ class Pool:
     def _answer(self, pipe: Connection) -> str | None:
         return pipe.recv() if pipe.poll(PATIENCE) else f"no answer within {PATIENCE} s"
 
-    def _start(self) -> None:
+    def _start(self, workers: int) -> None:
         os.environ.update(KEEP_MEMORY)  # as the local fleet starts its workers
-        context = mp.get_context("spawn")
-        while len(self._seats) < self._size:
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["slipstream.train.loop"])  # torch is imported once
+        while len(self._seats) < min(workers, self._size):
             mine, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
             process.start()
