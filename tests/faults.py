@@ -113,3 +113,30 @@ class Loud(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = self.layer(inputs * 100.0)
         return outputs
+
+
+class TowerLayer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        added: Tensor = self.dropout(self.down(torch.relu(self.up(self.norm(x)))))
+        return x + added
+
+
+class Tower(nn.Module):
+    """A model of a user's own, made of blocks in a row."""
+
+    def __init__(self, width: int = 16, layers: int = 3) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, width), nn.Linear(width, 1)
+        self.layers = nn.ModuleList(TowerLayer(width) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        for layer in self.layers:
+            x = layer(x)
+        y: Tensor = self.leave(x)
+        return y

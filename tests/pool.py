@@ -5,8 +5,11 @@ They run what the workers of a real run do (`run_rank`), over gloo and real run 
 
 import multiprocessing as mp
 import os
+import time
 import traceback
-from multiprocessing.connection import Connection
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from slipstream.plan import make_plan, this_machine
 from slipstream.runs import Pulse, RunFolder, create_pulse, read_lines, truncate_metrics, write_yaml
 from slipstream.runs.checkpoints import find_checkpoint, read_progress
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 class Pool:
@@ -28,22 +31,26 @@ class Pool:
         self._size = size
         self._seats: list[tuple[Any, Connection]] = []
 
-    def train(self, job: Job, folder: Path, workers: int) -> list[dict[str, Any]]:
-        """Run a job from the start; the lines of its metrics."""
+    def train(self, job: Job, folder: Path, workers: int, around: str | None = None) -> list[dict[str, Any]]:
+        """Run a job from the start; the lines of its metrics. `around` names a context manager for every worker."""
         prepare(job, lambda _: None)
         run = RunFolder.create(folder, dump(job))
-        return self._run(run, job, workers, None)
+        return self._run(run, job, workers, None, around)
 
-    def resume(self, folder: Path, workers: int) -> list[dict[str, Any]]:
-        """Go on from the newest checkpoint; the lines of all metrics."""
+    def resume(self, folder: Path, workers: int, layout: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Go on from the newest checkpoint, on another layout if there is one; the lines of all metrics."""
         from slipstream.job import load_job
 
         run = RunFolder.open(folder)
+        if layout:
+            write_yaml(run.job, {**dump(load_job(run.job)), "layout": layout})
         checkpoint = find_checkpoint(run.checkpoints, lambda _: None)
         truncate_metrics(run.metrics, read_progress(checkpoint).step if checkpoint else 0)
-        return self._run(run, load_job(run.job), workers, checkpoint)
+        return self._run(run, load_job(run.job), workers, checkpoint, None)
 
-    def _run(self, run: RunFolder, job: Job, workers: int, restore: Path | None) -> list[dict[str, Any]]:
+    def _run(
+        self, run: RunFolder, job: Job, workers: int, restore: Path | None, around: str | None
+    ) -> list[dict[str, Any]]:
         write_yaml(run.plan, make_plan(job, this_machine(), workers).model_dump(mode="json"))
         scratch = Scratch.create()
         run.event("launch", workers=workers, spent=0.0, folder=str(Path.cwd()), scratch=str(scratch.path), restore=None)
@@ -51,8 +58,8 @@ class Pool:
         self._start(workers)
         try:
             for rank, (_, pipe) in enumerate(self._seats[:workers]):
-                pipe.send((run.path, rank, workers, scratch.path, restore))
-            errors = [self._answer(pipe) for _, pipe in self._seats[:workers]]
+                pipe.send((run.path, rank, workers, scratch.path, restore, around))
+            errors = self._answers([pipe for _, pipe in self._seats[:workers]])
         finally:
             scratch.remove()
         failed = [error for error in errors if error]
@@ -61,8 +68,17 @@ class Pool:
             raise AssertionError("\n".join(failed))
         return list(read_lines(run.metrics))
 
-    def _answer(self, pipe: Connection) -> str | None:
-        return pipe.recv() if pipe.poll(PATIENCE) else f"no answer within {PATIENCE} s"
+    def _answers(self, pipes: list[Connection]) -> list[str | None]:
+        """What each worker says at its end; after the first failure the others may be waiting for it."""
+        answers: list[str | None] = []
+        until = time.monotonic() + PATIENCE
+        while pipes and not any(answers):
+            ready = wait(pipes, until - time.monotonic())
+            if not ready:
+                return [*answers, f"{len(pipes)} workers gave no answer within {PATIENCE} s"]
+            answers += [pipe.recv() for pipe in ready]  # type: ignore[union-attr]
+            pipes = [pipe for pipe in pipes if pipe not in ready]
+        return answers
 
     def _start(self, workers: int) -> None:
         os.environ.update(KEEP_MEMORY)  # as the local fleet starts its workers
@@ -90,10 +106,19 @@ def _serve(pipe: Connection) -> None:
     from slipstream.train.world import Seat
 
     while True:
-        path, rank, size, folder, restore = pipe.recv()
+        path, rank, size, folder, restore, around = pipe.recv()
         run, scratch = RunFolder(path), Scratch(folder)
         try:
-            run_rank(run, Seat(rank, size, scratch.rendezvous), restore, Pulse(scratch.pulse, rank))
+            with _named(around):
+                run_rank(run, Seat(rank, size, scratch.rendezvous), restore, Pulse(scratch.pulse, rank))
             pipe.send(None)
         except BaseException:
             pipe.send(f"rank {rank}:\n{traceback.format_exc()}")
+
+
+def _named(around: str | None) -> AbstractContextManager[None]:
+    if around is None:
+        return nullcontext()
+    module, _, name = around.partition(":")
+    made: AbstractContextManager[None] = getattr(import_module(module), name)()
+    return made

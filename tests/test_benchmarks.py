@@ -31,6 +31,12 @@ def test_sides_are_compared(tmp_path: Path) -> None:
     assert compared["plain"]["ratio"] == 1
 
 
+def test_layouts_are_compared(tmp_path: Path) -> None:
+    record = run("layout_overhead.py", "--axes", "tensor", out=tmp_path / "layouts.json")
+    (result,) = record["results"]
+    assert result["slipstream"] > 0 and result["by hand"] > 0 and result["ratio"] > 0
+
+
 def test_starting_up_is_timed(tmp_path: Path) -> None:
     record = run("startup.py", out=tmp_path / "startup.json")
     seconds = {result["what"]: result["seconds"] for result in record["results"]}

@@ -8,19 +8,22 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
-from slipstream.data import prepare
+from slipstream.data import expected_facts, prepare
 from slipstream.fleet.local import LocalFleet, WorkersFailed
 from slipstream.fleet.scratch import Scratch
 from slipstream.job import Job, JobError, check_job, dump, load_job, locate
 from slipstream.job.file import Problem
-from slipstream.plan import Plan, make_plan, this_machine
+from slipstream.plan import Machine, Plan, make_plan, this_machine
 from slipstream.runs import RunError, RunFolder, draw_curve, new_run_path, read_lines, truncate_metrics, write_yaml
 from slipstream.runs.checkpoints import find_checkpoint, read_progress
 from slipstream.runs.result import Result, read_result
+
+if TYPE_CHECKING:
+    from slipstream.train.dry_run import Held
 
 RUNS = Path("runs")
 """Where runs go when nothing else is said."""
@@ -81,6 +84,23 @@ def train(
     if settings:
         raise ValueError("settings change a job file; change the values of a job made in Python where it is made")
     return _train(check_job(job) if isinstance(job, dict) else job, workers, run_dir, watcher)
+
+
+def dry_run(job: str | Path, *, settings: Sequence[str] = (), workers: int | None = None, rank: int = 0) -> "Held":
+    """What one rank of a job's layout would hold, counted without memory and without the other ranks."""
+    from slipstream.train.dry_run import dry_run
+
+    loaded = load_job(job, settings)
+    try:
+        anywhere = Machine("any machine", cores=1, memory=0, gpus=(), bf16=True)
+        plan = _make_plan(loaded, workers, anywhere)
+        if loaded.train.precision == "auto":
+            plan = plan.model_copy(update={"precision": "bf16"})
+        if rank >= plan.layout.workers:
+            raise LateRefusal(loaded, f"there is no rank {rank} among {plan.layout.workers} workers")
+        return dry_run(loaded, plan, rank, expected_facts(loaded))
+    except LateRefusal as error:
+        raise locate(error, job, settings) from error
 
 
 class LateRefusal(JobError):
@@ -226,9 +246,9 @@ def _home(run: RunFolder) -> str:
     return next((event["folder"] for event in read_lines(run.events) if event["event"] == "launch"), str(Path.cwd()))
 
 
-def _make_plan(job: Job, workers: int | None) -> Plan:
+def _make_plan(job: Job, workers: int | None, machine: Machine | None = None) -> Plan:
     try:
-        return make_plan(job, this_machine(), workers)
+        return make_plan(job, machine or this_machine(), workers)
     except ValueError as error:
         raise LateRefusal(job, str(error)) from error
 

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from slipstream.cli import doctor, init, resume, runs, schema, show, train
+from slipstream.cli import doctor, init, resume, runs, schema, show, train, verify
 from slipstream.cli.errors import run_and_exit
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command("init")(init.command)
 app.command("train")(train.command)
+app.command("verify")(verify.command)
 app.command("resume")(resume.command)
 app.command("runs")(runs.command)
 app.command("show")(show.command)

@@ -31,6 +31,7 @@ __all__ = [
     "Dataset",
     "Facts",
     "Order",
+    "expected_facts",
     "mask_id",
     "open_dataset",
     "prefetch",
@@ -65,6 +66,16 @@ def prepare(job: Job, notify: Notify) -> None:
     _SOURCES[type(job.data)].check(job.data)
     if isinstance(job.data, TextData):
         prepare_text(job.data, job, notify)
+
+
+def expected_facts(job: Job) -> Facts:
+    """What the data will be like; where the job itself says so, the data need not be there."""
+    if isinstance(job.data, TextData | TokenData):
+        vocabulary = getattr(job.model, "vocabulary", None) or job.data.vocabulary
+        if vocabulary:
+            return Facts((job.data.sequence,), vocabulary, tokens=True)
+    prepare(job, lambda _: None)
+    return open_dataset(job).facts
 
 
 def open_dataset(job: Job) -> Dataset:

@@ -145,11 +145,7 @@ class LocalFleet:
     def _collect_stacks(self) -> dict[int, str]:
         self._signal_all(signal.SIGUSR1)
         time.sleep(0.5)
-        return {
-            rank: self._scratch.stack(rank).read_text() or "(it did not answer: stopped, or stuck in the kernel)"
-            for rank, code in enumerate(self._codes())
-            if code is None
-        }
+        return {rank: self._scratch.read_stack(rank) for rank, code in enumerate(self._codes()) if code is None}
 
     def _end_all(self, alive: int) -> None:
         self._signal_all(signal.SIGKILL)

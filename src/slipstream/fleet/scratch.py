@@ -27,6 +27,12 @@ class Scratch:
         """Where a worker leaves its stack when asked."""
         return self.path / f"stack-{rank}.txt"
 
+    def read_stack(self, rank: int) -> str:
+        """The stack that a worker has left, or why there is none."""
+        if not self.stack(rank).exists():
+            return "(it had not started yet)"
+        return self.stack(rank).read_text() or "(it did not answer: stopped, or stuck in the kernel)"
+
     def leave_exit_code(self, rank: int, code: int) -> None:
         """Left for the launcher by the process that a worker was forked from."""
         self._exit_code(rank).write_text(str(code))

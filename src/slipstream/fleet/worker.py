@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
@@ -19,9 +20,12 @@ from slipstream.fleet.scratch import Scratch
 from slipstream.job import Job, load_job
 from slipstream.plan import Plan
 from slipstream.runs import Pulse, RunFolder, read_lines
+from slipstream.runs.checkpoints import find_checkpoint
 from slipstream.runs.result import Result, write_result
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from slipstream.train.loop import Trained
     from slipstream.train.world import Seat
 
@@ -116,6 +120,8 @@ def run_rank(run: RunFolder, seat: "Seat", restore: Path | None, pulse: Pulse) -
 
 def _finish(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> None:
     sample = export = None
+    if trained.stopped is None and plan.layout.workers != plan.layout.replicate:
+        trained = replace(trained, model=_whole_model(run, job, plan, trained))
     if trained.stopped is None:
         sample, export = _write_sample(job, trained), _write_export(run, job, trained)
     last = max(read_lines(run.metrics), key=lambda line: int(line["step"]))
@@ -129,7 +135,7 @@ def _finish(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> None:
             step=trained.progress.step,
             samples=trained.progress.samples,
             tokens=trained.progress.samples * trained.facts.tokens_per_sample,
-            parameters=sum(weight.numel() for weight in trained.model.parameters()),
+            parameters=trained.parameters,
             loss=last["loss"],
             val_loss=last.get("val_loss"),
             val_accuracy=last.get("val_accuracy"),
@@ -141,6 +147,19 @@ def _finish(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> None:
             export=export,
         ),
     )
+
+
+def _whole_model(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> "nn.Module":
+    """Where no worker holds all weights: the plain model, from the last checkpoint."""
+    from slipstream.train.checkpoint import load_plain
+    from slipstream.train.models import build_model
+    from slipstream.train.precision import weight_dtype
+
+    checkpoint = find_checkpoint(run.checkpoints, print)
+    assert checkpoint is not None, "the last step has written one"
+    model = build_model(job, trained.facts).to(weight_dtype(plan))
+    load_plain(checkpoint, model)
+    return model
 
 
 def _write_sample(job: Job, trained: "Trained") -> str | None:

@@ -22,12 +22,43 @@ class Exchange(Section):
 
 
 class LayoutChoice(Section):
-    """How the work is split. What is left out is chosen for the machine."""
+    """How the work is split. What is left out is chosen for the machine; the curve is the same on every layout."""
 
     replicate: Count | None = None
-    """Workers that each hold the whole model. Default: one per GPU, or one per CPU core."""
+    """Groups of workers that each hold the whole model. Default: as many as the machine has room for."""
+    shard: Count | None = None
+    """Workers that share out the weights, gradients and optimiser state of one replica among them (see `sharded`)."""
+    tensor: Count | None = None
+    """Workers that share out every layer: heads, inner width, vocabulary; and the sequence between them."""
+    pipeline: Count | None = None
+    """Stages that the layers are cut into, one after the other."""
+    context: Count | None = None
+    """Workers that share out every sequence, an early and a late part each."""
     micro_batch: Count | None = None
     """Samples a worker takes through the model at once. Default: its whole share of the batch."""
+    sharded: Literal["parameters", "gradients", "optimizer"] | None = None
+    """What `shard` shares out: all of it, weights regathered for backward too (parameters; ZeRO-3, the default); all of
+    it, weights kept from forward to backward (gradients; ZeRO-2); the optimiser's state alone (optimizer; ZeRO-1)."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] | None = None
+    """The order in which a pipeline's stages work through the micro-batches. Default: 1f1b."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What of a block's forward is computed again in backward instead of being kept: nothing; all but what matrix
+    products and attention gave; everything."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "LayoutChoice":
+        problems = []
+        if self.sharded and (self.shard or 1) == 1:
+            problems.append("sharded has no effect without shard: set shard, or leave it out")
+        if self.schedule and (self.pipeline or 1) == 1:
+            problems.append("schedule has no effect without pipeline: set pipeline, or leave it out")
+        if self.schedule == "zero-bubble" and (self.shard or 1) > 1 and self.sharded != "optimizer":
+            problems.append(
+                "schedule zero-bubble gives wrong gradients together with sharded weights in torch 2.13; use 1f1b or "
+                "interleaved, or sharded: optimizer"
+            )
+        refuse(problems)
+        return self
 
 
 class Machines(Section):

@@ -146,6 +146,20 @@ class LinearModel(Section):
     """The model's name in the table of models."""
 
 
+class Split(Section):
+    """How the user's own model may be split: the modules that its forward passes through one after the other, and what
+    may be shared out inside them. Names are those of `named_modules`; `*` stands for one part of a name."""
+
+    before: tuple[str, ...] = ()
+    """Modules before the blocks, in the order of forward: `[embed]`."""
+    blocks: str | None = None
+    """The `nn.ModuleList` or `nn.Sequential` of blocks, each taking what the one before it gave: `layers`."""
+    after: tuple[str, ...] = ()
+    """Modules after the blocks, in the order of forward: `[norm, head]`."""
+    tensor: dict[str, Literal["column", "row"]] = Field(default_factory=dict)
+    """Linear layers that tensor workers share out: `column` by outputs, then `row` by inputs: `{up: column}`."""
+
+
 class ImportModel(Section):
     """The user's own `nn.Module`, built by a function or class of theirs."""
 
@@ -155,6 +169,8 @@ class ImportModel(Section):
     """`package.module:name` of a class or function that returns the model."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for it."""
+    split: Split | None = None
+    """How it may be split over workers by `layout.tensor` and `layout.pipeline`, and recomputed."""
 
 
 class HuggingFaceModel(Section):

@@ -1,6 +1,7 @@
 """1. Choose: which machine, how to split the work over it, and in what precision."""
 
+from slipstream.plan.layout import Layout, Place
 from slipstream.plan.machine import Machine, this_machine
-from slipstream.plan.plan import Layout, Plan, make_plan
+from slipstream.plan.plan import Plan, make_plan
 
-__all__ = ["Layout", "Machine", "Plan", "make_plan", "this_machine"]
+__all__ = ["Layout", "Machine", "Place", "Plan", "make_plan", "this_machine"]

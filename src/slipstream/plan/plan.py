@@ -1,33 +1,13 @@
 """The plan: which machine, how the work is split, in what precision. Readable, saved, and exactly what is run."""
 
+from math import prod
 from typing import Literal
 
 from slipstream.job import Job
 from slipstream.job.base import Section
+from slipstream.plan.fit import misfits, nearest_layouts
+from slipstream.plan.layout import Layout
 from slipstream.plan.machine import Machine
-
-
-class Layout(Section):
-    """How the work is split."""
-
-    replicate: int
-    """Workers that each hold the whole model."""
-    micro_batch: int
-    """Samples a worker takes through the model at once."""
-
-    @property
-    def workers(self) -> int:
-        """Processes that run this layout."""
-        return self.replicate
-
-    def share(self, rank: int, start: int, size: int) -> range:
-        """The positions of a batch that one worker takes: consecutive, and as even as can be."""
-        even, left = divmod(size, self.replicate)
-        first = start + rank * even + min(rank, left)
-        return range(first, first + even + (rank < left))
-
-    def __str__(self) -> str:
-        return f"replicate {self.replicate}, micro-batch {self.micro_batch}"
 
 
 class Plan(Section):
@@ -48,30 +28,53 @@ class Plan(Section):
 def make_plan(job: Job, machine: Machine, workers: int | None = None) -> Plan:
     """Choose what the job leaves open, for this machine. Raises ValueError where the job asks for what it lacks."""
     device = _device(job, machine)
-    smallest = job.train.ramp.start if job.train.ramp else job.train.batch
     there = len(machine.gpus) if device == "cuda" else machine.cores
-    replicate = workers or job.layout.replicate or min(there, smallest)
-    if replicate > smallest:
-        which = "train.ramp.start" if job.train.ramp else "train.batch"
-        raise ValueError(
-            f"{replicate} workers cannot share a batch of {smallest}; use at most {smallest}, or raise {which}"
-        )
-    if device == "cuda" and replicate > there:
-        raise ValueError(f"{replicate} workers need as many GPUs, and there are {there}; use --workers {there}")
-    largest_share = -(-job.train.batch // replicate)
-    micro_batch = job.layout.micro_batch or largest_share
-    if micro_batch > largest_share:
-        raise ValueError(
-            f"layout.micro_batch ({micro_batch}) is more than a worker's share of the batch "
-            f"({job.train.batch} over {replicate} workers = {largest_share}); lower it or leave it out"
-        )
+    layout = _choose_layout(job, there, workers)
+    if device == "cuda" and layout.workers > there:
+        raise ValueError(f"{layout.workers} workers need as many GPUs, and there are {there}; use --workers {there}")
     return Plan(
         machine=str(machine),
         device=device,
-        layout=Layout(replicate=replicate, micro_batch=micro_batch),
+        layout=layout,
         precision=_precision(job, device, machine),
-        threads=max(1, machine.cores // replicate),
+        threads=max(1, machine.cores // layout.workers),
     )
+
+
+def _choose_layout(job: Job, there: int, workers: int | None) -> Layout:
+    """The layout that the job asks for, as many replicas of it as there is room for. Raises ValueError if none fits."""
+    choice = job.layout
+    axes = {axis: getattr(choice, axis) or 1 for axis in ("shard", "tensor", "pipeline", "context")}
+    smallest = job.train.ramp.start if job.train.ramp else job.train.batch
+    each = prod(axes.values())
+    replicate = choice.replicate or max(
+        1, workers // each if workers else min(there // each, smallest // axes["shard"])
+    )
+    chosen = {"sharded": choice.sharded, "schedule": choice.schedule, "recompute": choice.recompute}
+    layout = Layout(
+        replicate=replicate,
+        **axes,
+        micro_batch=1,
+        **{name: value for name, value in chosen.items() if value},
+    )
+    layout = layout.model_copy(update={"micro_batch": choice.micro_batch or _micro_batch(job, layout)})
+    problems = misfits(job, layout)
+    if workers and layout.workers != workers:
+        problems.insert(0, f"the layout {layout} has {layout.workers} workers, and {workers} are asked for")
+    if problems:
+        near = nearest_layouts(job, layout, workers or layout.workers) if layout.workers > 1 else []
+        advice = f"; nearest layouts that fit: {' | '.join(map(str, near))}" if near else ""
+        raise ValueError("; ".join(problems) + advice)
+    return layout
+
+
+def _micro_batch(job: Job, layout: Layout) -> int:
+    """A worker's whole share; a pipeline works on as many micro-batches as it has stages, or a few more."""
+    share = -(-job.train.batch // layout.data)
+    if layout.pipeline == 1:
+        return max(1, share)
+    whole = [size for size in range(1, share + 1) if share % size == 0 and (share // size) % layout.pipeline == 0]
+    return max(whole, default=1)
 
 
 def _device(job: Job, machine: Machine) -> Literal["cpu", "cuda"]:

@@ -44,8 +44,6 @@ class Share:
     size: int
     """Samples in this step, over all workers."""
     micro_batches: list[MicroBatch]
-    weight: int
-    """Predictions in this worker's part."""
 
 
 class Batches:
@@ -110,7 +108,6 @@ class Batches:
                 )
                 for first in range(0, len(mine), size)
             ],
-            tasks.weight(self._job.task, batch.targets),
         )
 
     def _prepare(self, batch: Batch, positions: np.ndarray) -> Batch:

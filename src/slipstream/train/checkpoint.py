@@ -8,10 +8,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from slipstream.runs.checkpoints import Progress, prune, seal
+from slipstream.train.parallel.parts import Box
+from slipstream.train.parallel.split import SplitModel
 from slipstream.train.world import World
 
 
@@ -26,34 +28,53 @@ def _dcp() -> ModuleType:
     return dcp
 
 
-def load(path: Path, model: nn.Module, optimizer: Optimizer, alone: bool) -> None:
-    """Restore weights and optimiser state in place; any number of workers may read what any other number wrote."""
+def load(path: Path, model: SplitModel, optimizer: Optimizer, alone: bool) -> None:
+    """Restore weights and optimiser state in place; any layout may read what any other has written."""
     dcp = _dcp()
     reader = dcp.FileSystemReader(path)
-    state = _state(model, optimizer, reader.read_metadata().state_dict_metadata)
-    dcp.load(state, storage_reader=reader, no_dist=alone)
-    by_name = dict(model.named_parameters())
-    for key, tensor in state.items():
-        if key.startswith("optimizer/"):
-            name, slot = key.removeprefix("optimizer/").rsplit("/", 1)
-            optimizer.state[by_name[name]][slot] = tensor
-
-
-def _state(model: nn.Module, optimizer: Optimizer, saved: dict[str, Any] | None = None) -> dict[str, Tensor]:
-    """All tensors of a run under flat names; with `saved`, with room for what the optimiser had saved there."""
-    state = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-    for name, weight in model.named_parameters():
-        for slot, tensor in optimizer.state.get(weight, {}).items():
-            if tensor is not None:
-                state[f"optimizer/{name}/{slot}"] = tensor
-    by_name = dict(model.named_parameters())
-    for key, metadata in (saved or {}).items():
-        if key.startswith("optimizer/"):
-            name = key.removeprefix("optimizer/").rsplit("/", 1)[0]
+    saved = reader.read_metadata().state_dict_metadata
+    state = _weights(model)
+    for part in model.parts:
+        for key in (key for key in saved if key.startswith(f"optimizer/{part.name}/")):
+            slot = key.rpartition("/")[2]
             # Also its count of steps: torch's fused optimisers want that beside the weight.
-            where = by_name[name].device
-            state[key] = torch.empty(metadata.size, dtype=metadata.properties.dtype, device=where)
+            whole = tuple(saved[key].size) == part.shape and bool(part.shape)
+            size = part.weight.shape if whole else saved[key].size
+            tensor = torch.empty(size, dtype=saved[key].properties.dtype, device=part.weight.device)
+            optimizer.state[part.weight][slot] = tensor
+            state[key] = Box.of(tensor, part.shape, part.offset) if whole else tensor
+    dcp.load(state, storage_reader=reader, no_dist=alone)
+    model.share_parts()
+
+
+def load_plain(path: Path, model: nn.Module) -> None:
+    """Restore the weights of a whole model on one worker, whatever layout has written them."""
+    dcp = _dcp()
+    names = dict(model.named_parameters()) | {
+        name: tensor for name, tensor in model.named_buffers() if name in model.state_dict()
+    }
+    state = {f"model/{name}": tensor.detach() for name, tensor in names.items()}
+    dcp.load(state, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+
+
+def _weights(model: SplitModel) -> dict[str, Any]:
+    parts = {f"model/{part.name}": Box.of(part.weight.detach(), part.shape, part.offset) for part in model.parts}
+    return {**parts, **{f"model/{name}": buffer for name, buffer in model.buffers().items()}}
+
+
+def _state(model: SplitModel, optimizer: Optimizer) -> dict[str, Any]:
+    """All tensors of a run under flat names, pieces as boxes of the whole."""
+    state = _weights(model)
+    for part in model.parts:
+        for slot, tensor in optimizer.state.get(part.weight, {}).items():
+            if tensor is not None:
+                whole = tensor.shape == part.weight.shape and bool(part.shape)
+                state[f"optimizer/{part.name}/{slot}"] = Box.of(tensor, part.shape, part.offset) if whole else tensor
     return state
+
+
+def _copy(value: Any) -> Any:
+    return value.on_cpu() if isinstance(value, Box) else value.detach().to("cpu", copy=True)
 
 
 class Checkpointer:
@@ -64,10 +85,10 @@ class Checkpointer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Path] | None = None
 
-    def save(self, progress: Progress, model: nn.Module, optimizer: Optimizer) -> None:
+    def save(self, progress: Progress, model: SplitModel, optimizer: Optimizer) -> None:
         """Copy the state, which takes a moment, and write the copy while training goes on."""
         self.wait()
-        copies = {key: tensor.detach().to("cpu", copy=True) for key, tensor in _state(model, optimizer).items()}
+        copies = {key: _copy(value) for key, value in _state(model, optimizer).items()}
         self._pending = self._thread.submit(self._write, progress, copies)
 
     def check(self) -> None:
@@ -91,7 +112,7 @@ class Checkpointer:
         self.wait()
         self._thread.shutdown()
 
-    def _write(self, progress: Progress, state: dict[str, Tensor]) -> Path:
+    def _write(self, progress: Progress, state: dict[str, Any]) -> Path:
         dcp = _dcp()
         path = self._folder / f"step-{progress.step:08d}"
         if self._world.rank == 0 and path.exists():

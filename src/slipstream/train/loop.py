@@ -13,18 +13,16 @@ from slipstream.job import Job
 from slipstream.plan import Plan
 from slipstream.runs import Pulse, RunFolder
 from slipstream.runs.checkpoints import Progress, read_progress
-from slipstream.train import tasks
-from slipstream.train.batches import Batches, Share, seed_everything
+from slipstream.train.batches import Batches, Share
 from slipstream.train.checkpoint import Checkpointer, load
 from slipstream.train.control import Control
-from slipstream.train.exchange import build_exchange
-from slipstream.train.models import build_model, is_built_in
-from slipstream.train.models.batchnorm import synchronise_batch_norm
-from slipstream.train.models.dropout import own_dropout
-from slipstream.train.precision import autocast, set_matrix_precision, weight_dtype
+from slipstream.train.models import build_model
+from slipstream.train.parallel.split import SplitModel
+from slipstream.train.precision import set_matrix_precision, weight_dtype
 from slipstream.train.record import Recorder
 from slipstream.train.update import Update
 from slipstream.train.validation import judge
+from slipstream.train.worker import Worker
 from slipstream.train.world import World
 
 
@@ -41,8 +39,10 @@ class Trained:
     """What training hands to the stages after it."""
 
     model: nn.Module
+    """The plain model; with its weights only where one worker holds all of them."""
     facts: Facts
     progress: Progress
+    parameters: int
     stopped: str | None
     """Why it stopped before the end, if it did."""
 
@@ -57,20 +57,22 @@ def train(
         batches = Batches(job, plan, dataset, world.rank)
         timeline = batches.timeline
         torch.manual_seed(job.seed)
-        model = build_model(job, dataset.facts).to(world.device, weight_dtype(plan))
-        worker = _Worker(job, plan, world, pulse, model)
+        plain = build_model(job, dataset.facts).to(world.device, weight_dtype(plan))
+        parameters = sum(weight.numel() for weight in plain.parameters())
+        worker = Worker(job, plan, world, pulse, plain)
+        model = worker.model
         update = Update(job.train, model, timeline.samples, fp16=plan.precision == "fp16")
         checkpointer = Checkpointer(run.checkpoints, job.checkpoint.keep, world)
         recorder = Recorder(run, dataset.facts, world)
         progress = _restore(restore, model, update, world) if restore else Progress()
-        recorder.start(model, timeline)
+        recorder.start(parameters, timeline)
 
     stopped = None
     pulse.step = progress.step + 1
     for share in batches.from_sample(progress.samples, pulse):
         losses = worker.forward_backward(share, update.scale.value)
         with pulse.during("exchange"):
-            worker.exchange.finish()
+            model.exchange.finish()
             agreed = control.agree(sum(losses), world)
         stopped = agreed.stop
         with pulse.during("update"):
@@ -89,7 +91,7 @@ def train(
         if batches.held_out and (last or timeline.is_due(job.train.evaluate.every, progress.step)):
             with pulse.during("evaluate"):
                 samples = batches.held_out_samples(everything=last)
-                judged = judge(model, batches.fetch_held_out, samples, job, plan, world, pulse.beat)
+                judged = judge(worker, batches.fetch_held_out, samples, pulse.beat)
         recorder.step(progress, share.size, agreed.loss, updated, judged)
         with pulse.during("checkpoint"):
             checkpointer.check()
@@ -101,44 +103,10 @@ def train(
         pulse.step = progress.step + 1
     with pulse.during("checkpoint"):
         checkpointer.close()
-    return Trained(model, dataset.facts, progress, stopped if progress.step < timeline.steps else None)
+    return Trained(plain, dataset.facts, progress, parameters, stopped if progress.step < timeline.steps else None)
 
 
-class _Worker:
-    """The model as one worker runs it: forward and backward over its share, gradients on their way to the others."""
-
-    def __init__(self, job: Job, plan: Plan, world: World, pulse: Pulse, model: nn.Module) -> None:
-        self._job, self._plan, self._world, self._pulse, self._model = job, plan, world, pulse, model
-        self._keys = own_dropout(model, job.seed)
-        self._owns_outputs = is_built_in(job.model)  # a user's model may keep its outputs for itself
-        normalised = synchronise_batch_norm(model)
-        if normalised and job.layout.micro_batch:
-            raise ValueError(
-                "layout.micro_batch would change the curve: this model has batch norm, "
-                "which takes its statistics over the whole batch; remove the setting"
-            )
-        self.exchange = build_exchange(job.exchange, model, world.size)
-
-    def forward_backward(self, share: Share, scale: float) -> list[float]:
-        """Leave the gradients of the batch's mean loss; return this worker's part of it for each micro-batch."""
-        with self._pulse.during("exchange"):
-            total = float(self._world.sum(torch.tensor(float(share.weight), dtype=torch.float64)))
-        losses = []
-        for number, micro in enumerate(share.micro_batches, 1):
-            seed_everything(self._job.seed, int(micro.positions[0]))
-            with self._pulse.during("forward"), self._keys.of(micro.positions), autocast(self._plan):
-                outputs = self._model(micro.inputs.to(self._world.device))
-                targets = micro.targets.to(self._world.device)
-                loss = tasks.loss_sum(self._job.task, outputs, targets, self._owns_outputs) / max(1.0, total)
-            if number == len(share.micro_batches):
-                self.exchange.begin()
-            with self._pulse.during("backward"):
-                (loss * scale).backward()  # type: ignore[no-untyped-call]
-            losses.append(float(loss.detach()))
-        return losses
-
-
-def _restore(path: Path, model: nn.Module, update: Update, world: World) -> Progress:
+def _restore(path: Path, model: SplitModel, update: Update, world: World) -> Progress:
     load(path, model, update.optimizer, alone=world.size == 1)
     progress = read_progress(path)
     if progress.scale is not None and update.scale.active:

@@ -4,8 +4,6 @@ import math
 import time
 from typing import Any
 
-from torch import nn
-
 from slipstream.data.base import Facts
 from slipstream.runs import RunFolder, append_line
 from slipstream.runs.checkpoints import Progress
@@ -26,12 +24,12 @@ class Recorder:
         self._seconds = 0.0
         self._warnings = 0
 
-    def start(self, model: nn.Module, timeline: Timeline) -> None:
+    def start(self, parameters: int, timeline: Timeline) -> None:
         """Say what is about to be trained."""
         if self._writes:
             self._run.event(
                 "build",
-                parameters=sum(weight.numel() for weight in model.parameters()),
+                parameters=parameters,
                 steps=timeline.steps,
                 samples=timeline.samples,
                 tokens=timeline.samples * self._facts.tokens_per_sample,

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.data.base import IGNORED, Batch
 from slipstream.job import Job
 from slipstream.job.train import Classification, MaskedToken, NextToken, Regression
-from slipstream.train.cross_entropy import overwriting_cross_entropy
+from slipstream.train.cross_entropy import overwriting_cross_entropy, shared_out_cross_entropy
 
 AnyTask = NextToken | MaskedToken | Classification | Regression
 LossSum = Callable[[Tensor, Tensor, Any, bool], Tensor]
@@ -64,6 +65,13 @@ def loss_sum(task: AnyTask, outputs: Tensor, targets: Tensor, overwrite: bool = 
     if not isinstance(outputs, Tensor):
         raise TypeError(f"the model returned a {type(outputs).__name__}; it must return one tensor of outputs")
     return LOSSES[type(task)](outputs, targets, task, overwrite)
+
+
+def shared_out_loss_sum(outputs: Tensor, targets: Tensor, first: int, group: dist.ProcessGroup) -> Tensor:
+    """The loss of tokens where this worker has the scores of some tokens alone, from number `first` on."""
+    scores = outputs.flatten(0, -2)
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    return shared_out_cross_entropy(wide, targets.flatten(), first, group)
 
 
 def weight(task: AnyTask, targets: Tensor) -> int:

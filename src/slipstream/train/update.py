@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from slipstream.job.train import Train
 from slipstream.train.optim import build_optimizer, is_matrix, step
 from slipstream.train.optim.schedules import batch_factor, rate
+from slipstream.train.parallel.split import SplitModel
 from slipstream.train.precision import LossScale
 
 
@@ -25,16 +25,18 @@ class Updated:
 class Update:
     """Optimiser, schedule, regularisation, clipping and loss scale, in the order in which they apply."""
 
-    def __init__(self, train: Train, model: nn.Module, total: int, fp16: bool) -> None:
+    def __init__(self, train: Train, model: SplitModel, total: int, fp16: bool) -> None:
         self._train = train
         self._total = total
-        self._weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self.optimizer = build_optimizer(train.optimizer, model)
+        self._model = model
+        self._weights = [part.weight for part in model.parts if part.weight.requires_grad]
+        self.optimizer = build_optimizer(train.optimizer, self._weights, model.norms.of)
         self.scale = LossScale(fp16)
 
     def apply(self, seen: int, batch: int, finite: bool) -> Updated:
         """Update the weights from their gradients, and forget the gradients."""
         lr = self.rate(seen, batch)
+        self._model.collect_gradients()
         self._unscale()
         self._regularise()
         norm = self._norm()
@@ -46,7 +48,7 @@ class Update:
                 group["lr"] = lr
             step(self.optimizer)
         self.scale.record(overflowed)
-        self.optimizer.zero_grad(set_to_none=True)
+        self._model.updated()
         return Updated(lr, None if norm is None else float(norm), skipped)
 
     def rate(self, seen: int, batch: int) -> float:
@@ -74,7 +76,9 @@ class Update:
     def _norm(self) -> torch.Tensor | None:
         clipping = self._train.clip and self._train.clip.norm
         needed = clipping or self.scale.active or self._train.on_nonfinite == "skip"
-        return get_total_norm(self._gradients()) if needed else None
+        if not needed:
+            return None
+        return self._model.norms.of_all() if self._model.norms.needed else get_total_norm(self._gradients())
 
     def _clip(self, norm: torch.Tensor | None) -> None:
         clip = self._train.clip

@@ -1,43 +1,42 @@
 """Judging on held-out samples: the same figure on any number of workers."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import nn
 
 from slipstream.data.base import Batch
-from slipstream.job import Job
-from slipstream.plan import Plan
 from slipstream.train import tasks
 from slipstream.train.precision import autocast
-from slipstream.train.world import World
+from slipstream.train.worker import Worker
 
 Fetch = Callable[[np.ndarray], Batch]
 """Fetches held-out samples by their numbers, ready for the model."""
 
 
-def judge(
-    model: nn.Module, fetch: Fetch, samples: np.ndarray, job: Job, plan: Plan, world: World, beat: Callable[[], None]
-) -> dict[str, float]:
+def judge(worker: Worker, fetch: Fetch, samples: np.ndarray, beat: Callable[[], None]) -> dict[str, float]:
     """Loss, and accuracy where the task has one, over these samples; each worker takes a part."""
+    job, world, model = worker.job, worker.world, worker.model
     sums = torch.zeros(3, dtype=torch.float64)
-    mine = plan.layout.share(world.rank, 0, len(samples))
-    at_once = max(1, (job.train.evaluate.batch or job.train.batch) // world.size)
-    model.eval()
-    with torch.no_grad():
-        for first in range(mine.start, mine.stop, at_once):
-            batch = fetch(samples[first : min(first + at_once, mine.stop)])
-            inputs, targets = batch.inputs.to(world.device), batch.targets.to(world.device)
-            with autocast(plan):
-                outputs = model(inputs)
-            right = tasks.count_right(outputs, targets) if tasks.has_accuracy(job.task) else 0
-            sums += torch.tensor(
-                [float(tasks.loss_sum(job.task, outputs, targets)), tasks.weight(job.task, targets), right],
-                dtype=torch.float64,
-            )
+    mine = model.layout.share(world.rank, 0, len(samples))
+    at_once = max(1, (job.train.evaluate.batch or job.train.batch) // model.layout.data)
+    # Workers that sum together must go round equally often.
+    rounds = math.ceil(math.ceil(len(samples) / model.layout.data) / at_once)
+    with model.judging():
+        for first in range(mine.start, mine.start + rounds * at_once, at_once):
+            numbers = samples[first : min(first + at_once, mine.stop)]
+            batch = fetch(numbers if len(numbers) else samples[:1])
+            inputs, targets = (model.own_tokens(part).to(world.device) for part in (batch.inputs, batch.targets))
+            with autocast(worker.plan):
+                outputs = model.forward(inputs, torch.zeros(len(inputs), dtype=torch.int64))
+                if outputs is not None:
+                    loss = float(worker.loss_sum(outputs, targets))
+                    if model.counts and len(numbers):
+                        right = tasks.count_right(outputs, targets) if tasks.has_accuracy(job.task) else 0
+                        found = [loss, tasks.weight(job.task, targets), right]
+                        sums += torch.tensor(found, dtype=torch.float64)
             beat()
-    model.train()
     loss, weight, right_answers = world.sum(sums).tolist()
     judged = {"val_loss": loss / max(1, weight)}
     if tasks.has_accuracy(job.task):

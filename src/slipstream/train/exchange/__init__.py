@@ -7,16 +7,19 @@ from torch import nn
 from slipstream.job.job import Exchange as Setting
 from slipstream.train.exchange.allreduce import AllReduce
 from slipstream.train.exchange.alone import Alone
-from slipstream.train.exchange.base import Exchange
+from slipstream.train.exchange.base import Exchange, Sum
+from slipstream.train.exchange.sharded import Sharded
 
-EXCHANGES: dict[str, Callable[[nn.Module, Setting], Exchange]] = {
-    "allreduce": lambda model, setting: AllReduce(model, setting.bucket),
+EXCHANGES: dict[str, Callable[[list[Sum], Setting], Exchange]] = {
+    "allreduce": lambda sums, setting: AllReduce(sums, setting.bucket),
 }
 
 
-def build_exchange(setting: Setting, model: nn.Module, workers: int) -> Exchange:
-    """The exchange that the job asks for; a single worker has nobody to exchange with."""
-    return EXCHANGES[setting.kind](model, setting) if workers > 1 else Alone(model)
+def build_exchange(setting: Setting, sums: list[Sum], sharded: list[nn.Module]) -> Exchange:
+    """The exchange that the job asks for; weights that are shared out have their own, and one worker needs none."""
+    if sharded:
+        return Sharded(sharded, sums)
+    return EXCHANGES[setting.kind](sums, setting) if sums else Alone()
 
 
-__all__ = ["EXCHANGES", "Exchange", "build_exchange"]
+__all__ = ["EXCHANGES", "Exchange", "Sum", "build_exchange"]

@@ -6,17 +6,20 @@ its parameters, which is about the order in which backward completes them (Li et
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from slipstream.train.exchange.base import Sum
+
 
 class _Bucket:
     """Some parameters whose gradients travel as one flat tensor."""
 
-    def __init__(self, weights: list[nn.Parameter]) -> None:
-        self.weights = weights
+    def __init__(self, group: dist.ProcessGroup, weights: list[nn.Parameter]) -> None:
+        self.group, self.weights = group, weights
         self.flat = torch.zeros(sum(w.numel() for w in weights), dtype=weights[0].dtype, device=weights[0].device)
         sizes = [w.numel() for w in weights]
         self.views = [part.view_as(w) for part, w in zip(torch.split(self.flat, sizes), weights, strict=True)]
@@ -35,10 +38,16 @@ class _Bucket:
 
 
 class AllReduce:
-    """The exchange of several workers that each hold the whole model."""
+    """The exchange of several workers that hold the same parameters."""
 
-    def __init__(self, model: nn.Module, bucket_bytes: int) -> None:
-        self._buckets = [_Bucket(weights) for weights in _fill_buckets(model, bucket_bytes)]
+    def __init__(self, sums: list[Sum], bucket_bytes: int) -> None:
+        self._buckets = [
+            _Bucket(each.group, weights)
+            for each in sums
+            if not each.last and each.group
+            for weights in _fill_buckets(each.parameters, bucket_bytes)
+        ]
+        self._last = [each for each in sums if each.last]
         self._next = 0
         self._sending = False
         for bucket in self._buckets:
@@ -64,6 +73,8 @@ class AllReduce:
         for bucket in self._buckets:
             assert bucket.sent is not None, "every bucket was sent"
             bucket.sent.wait()
+        for each in self._last:
+            sum_now(each)
 
     def _hook(self, bucket: _Bucket, index: int) -> Callable[[Tensor], None]:
         def complete(_weight: Tensor) -> None:
@@ -77,14 +88,23 @@ class AllReduce:
         """Send full buckets, always in the same order: all workers must send the same one at the same time."""
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             bucket = self._buckets[self._next]
-            bucket.sent = dist.all_reduce(bucket.flat, async_op=True)
+            bucket.sent = dist.all_reduce(bucket.flat, group=bucket.group, async_op=True)
             self._next += 1
 
 
-def _fill_buckets(model: nn.Module, bucket_bytes: int) -> list[list[nn.Parameter]]:
+def sum_now(each: Sum) -> None:
+    """Sum gradients one by one, and wait."""
+    for parameter in each.parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradient: Any = parameter.grad
+        dist.all_reduce(gradient.to_local() if hasattr(gradient, "to_local") else gradient, group=each.group)
+
+
+def _fill_buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
     buckets: list[list[nn.Parameter]] = []
     size = 0
-    for weight in reversed([weight for weight in model.parameters() if weight.requires_grad]):
+    for weight in reversed(parameters):
         bytes_of_weight = weight.numel() * weight.element_size()
         other_kind = buckets and buckets[-1][0].dtype != weight.dtype
         if not buckets or other_kind or size + bytes_of_weight > bucket_bytes:

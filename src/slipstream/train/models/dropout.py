@@ -8,7 +8,7 @@ elements with 16 bits, which makes it cheaper on a CPU than torch's own dropout.
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -25,6 +25,8 @@ class SampleKeys:
         """Each sample's position in the run, [samples]."""
         self.calls: Counter[int] = Counter()
         """How often each layer was called for them: a layer used twice must not drop the same elements twice."""
+        self.places: Callable[[int, torch.device], Tensor] | None = None
+        """Where the tokens at hand stand in their sequence, for inputs [samples, tokens, …] in parts."""
         self._watched = False
 
     @contextmanager
@@ -44,6 +46,16 @@ class SampleKeys:
                 stacklevel=3,
             )
         self._watched = True
+
+    @contextmanager
+    def again(self, positions: Tensor | None, calls: Counter[int]) -> Iterator[None]:
+        """Around the recomputation of a forward, with what `positions` and `calls` were then."""
+        before = self.positions, self.calls
+        self.positions, self.calls = positions, calls
+        try:
+            yield
+        finally:
+            self.positions, self.calls = before
 
 
 class SampleDropout(nn.Module):
@@ -74,9 +86,19 @@ class SampleDropout(nn.Module):
                 f"{tuple(x.shape)} for {samples} samples; make the model batch-first"
             )
         elements, start = x.numel() // samples, self._call() << 40  # each call has counters of its own
-        words = torch.arange(start, start + -(-elements // 4), device=x.device)
+        words = start + self._words(x, elements)
         bits = _fold(_fold(self._key, positions.to(x.device))[:, None], words).view(torch.int16)
         return (bits[:, :elements] >= self._threshold - _LEVELS // 2).view(x.shape)
+
+    def _words(self, x: Tensor, elements: int) -> Tensor:
+        """The counters of a sample's elements, four to each, as they are where all its tokens are together."""
+        places = self.keys.places
+        if places is None or x.dim() < 3:
+            return torch.arange(-(-elements // 4), device=x.device)
+        each = x.shape[2:].numel()
+        assert each % 4 == 0, f"{self.name}: a token of {each} numbers begins in the middle of a word"
+        inside = torch.arange(each // 4, device=x.device)
+        return (places(x.shape[1], x.device)[:, None] * (each // 4) + inside).flatten()
 
     def _call(self) -> int:
         """Which call of this layer in the present forward it is, counted from 0."""

@@ -1,7 +1,7 @@
 """Optimisers, schedules, and how the batch moves the learning rate."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,25 +10,30 @@ from torch import nn
 from slipstream.job.train import Adam, AdamW, Lamb, Lars, Momentum, Nesterov, Sgd
 from slipstream.train.optim.lamb import LAMB
 from slipstream.train.optim.lars import LARS
+from slipstream.train.optim.trust import Norm
 
 AnyOptimizer = Sgd | Momentum | Nesterov | Adam | AdamW | Lars | Lamb
 Groups = list[dict[str, Any]]
 
-OPTIMIZERS: dict[type[AnyOptimizer], Callable[[Groups, Any], torch.optim.Optimizer]] = {
-    Sgd: lambda groups, o: torch.optim.SGD(groups, lr=o.lr, fused=True),
-    Momentum: lambda groups, o: torch.optim.SGD(groups, lr=o.lr, momentum=o.momentum, fused=True),
-    Nesterov: lambda groups, o: torch.optim.SGD(groups, lr=o.lr, momentum=o.momentum, nesterov=True, fused=True),
-    Adam: lambda groups, o: torch.optim.Adam(groups, lr=o.lr, betas=o.betas, eps=o.eps, fused=True),
-    AdamW: lambda groups, o: torch.optim.AdamW(groups, lr=o.lr, betas=o.betas, eps=o.eps, fused=True),
-    Lars: lambda groups, o: LARS(groups, o.lr, o.momentum, o.weight_decay, o.trust),
-    Lamb: lambda groups, o: LAMB(groups, o.lr, o.betas, o.eps, o.weight_decay),
+OPTIMIZERS: dict[type[AnyOptimizer], Callable[[Groups, Any, Norm], torch.optim.Optimizer]] = {
+    Sgd: lambda groups, o, _: torch.optim.SGD(groups, lr=o.lr, fused=True),
+    Momentum: lambda groups, o, _: torch.optim.SGD(groups, lr=o.lr, momentum=o.momentum, fused=True),
+    Nesterov: lambda groups, o, _: torch.optim.SGD(groups, lr=o.lr, momentum=o.momentum, nesterov=True, fused=True),
+    Adam: lambda groups, o, _: torch.optim.Adam(groups, lr=o.lr, betas=o.betas, eps=o.eps, fused=True),
+    AdamW: lambda groups, o, _: torch.optim.AdamW(groups, lr=o.lr, betas=o.betas, eps=o.eps, fused=True),
+    Lars: lambda groups, o, norm: LARS(groups, o.lr, o.momentum, o.weight_decay, o.trust, norm),
+    Lamb: lambda groups, o, norm: LAMB(groups, o.lr, o.betas, o.eps, o.weight_decay, norm),
 }
+STATES: dict[type[AnyOptimizer], int] = {Sgd: 0, Momentum: 1, Nesterov: 1, Adam: 2, AdamW: 2, Lars: 1, Lamb: 2}
+"""Tensors of a weight's size that each optimiser keeps."""
 
 
-def build_optimizer(setting: AnyOptimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser, over two groups: matrices, which decay and adapt, and the rest, which do not."""
+def build_optimizer(setting: AnyOptimizer, weights: Sequence[nn.Parameter], norm: Norm) -> torch.optim.Optimizer:
+    """The optimiser, over two groups: matrices, which decay and adapt, and the rest, which do not.
+
+    The weights may be pieces; `norm` tells the norms of the wholes.
+    """
     _leave_compiler_asleep()
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
     if not weights:
         raise ValueError("the model has no parameter to train: every one has requires_grad=False")
     decay = getattr(setting, "weight_decay", 0.0)
@@ -36,7 +41,7 @@ def build_optimizer(setting: AnyOptimizer, model: nn.Module) -> torch.optim.Opti
         {"params": [w for w in weights if is_matrix(w)], "weight_decay": decay, "adapt": True},
         {"params": [w for w in weights if not is_matrix(w)], "weight_decay": 0.0, "adapt": False},
     ]
-    return OPTIMIZERS[type(setting)]([group for group in groups if group["params"]], setting)
+    return OPTIMIZERS[type(setting)]([group for group in groups if group["params"]], setting, norm)
 
 
 def step(optimizer: torch.optim.Optimizer) -> None:

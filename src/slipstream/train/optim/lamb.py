@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.train.optim.trust import trust_ratio
+from slipstream.train.optim.trust import Norm, plain_norm, trust_ratio
 
 
 class LAMB(torch.optim.Optimizer):
@@ -19,7 +19,9 @@ class LAMB(torch.optim.Optimizer):
         betas: tuple[float, float],
         eps: float,
         weight_decay: float,
+        norm: Norm = plain_norm,
     ) -> None:
+        self._norm = norm
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -46,5 +48,5 @@ class LAMB(torch.optim.Optimizer):
         update = mean / (square.sqrt() + group["eps"])
         if group["adapt"]:
             update = update + group["weight_decay"] * weight
-            update = update * trust_ratio(weight.norm(), update.norm())
+            update = update * trust_ratio(self._norm(weight, weight), self._norm(weight, update))
         weight.sub_(update, alpha=group["lr"])

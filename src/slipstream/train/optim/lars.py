@@ -6,15 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.train.optim.trust import trust_ratio
+from slipstream.train.optim.trust import Norm, plain_norm, trust_ratio
 
 
 class LARS(torch.optim.Optimizer):
     """Large-batch SGD: each tensor moves by a fixed part of its own norm."""
 
     def __init__(
-        self, params: Iterable[dict[str, Any]], lr: float, momentum: float, weight_decay: float, trust: float
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        trust: float,
+        norm: Norm = plain_norm,
     ) -> None:
+        self._norm = norm
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
     @torch.no_grad()
@@ -31,8 +38,8 @@ class LARS(torch.optim.Optimizer):
             return
         if group["adapt"]:
             # λ = η ‖w‖ / (‖∇‖ + β ‖w‖), the paper's equation 6
-            norm = weight.norm()
-            ratio = group["trust"] * trust_ratio(norm, gradient.norm() + group["weight_decay"] * norm)
+            norm = self._norm(weight, weight)
+            ratio = group["trust"] * trust_ratio(norm, self._norm(weight, gradient) + group["weight_decay"] * norm)
             gradient = (gradient + group["weight_decay"] * weight) * ratio
         velocity = self.state[weight].setdefault("velocity", torch.zeros_like(weight))
         velocity.mul_(group["momentum"]).add_(gradient, alpha=group["lr"])

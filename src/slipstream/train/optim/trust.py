@@ -1,7 +1,18 @@
 """The trust ratio that LARS and LAMB share."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+Norm = Callable[[Tensor, Tensor], Tensor]
+"""The norm of the second tensor, shaped like the first, a weight of which workers may hold pieces."""
+
+
+def plain_norm(_weight: Tensor, tensor: Tensor) -> Tensor:
+    """Where this worker holds all of it."""
+    norm: Tensor = torch.linalg.vector_norm(tensor)
+    return norm
 
 
 def trust_ratio(weight_norm: Tensor, update_norm: Tensor) -> Tensor:

@@ -1,0 +1,141 @@
+"""A dry run: one rank of a layout of any size, built with nobody to talk to and without memory, and what it would hold.
+
+torch's fake process group answers for all the others, and the meta device has shapes without numbers: so the code that
+splits the model is the very one that a real run uses.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from slipstream.data.base import Facts
+from slipstream.job import Job
+from slipstream.plan import Layout, Plan
+from slipstream.train.models import build_model
+from slipstream.train.models.decoder import Decoder
+from slipstream.train.models.dropout import own_dropout
+from slipstream.train.optim import STATES
+from slipstream.train.parallel.pipeline import Stage
+from slipstream.train.parallel.split import SplitModel
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one rank holds, in bytes."""
+
+    rank: int
+    layout: str
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """Kept from forward to backward, for all micro-batches that are on their way at once."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.parameters + self.gradients + self.optimizer + self.activations
+
+
+def dry_run(job: Job, plan: Plan, rank: int, facts: Facts) -> Held:
+    """Build one rank of the plan and count."""
+    layout = plan.layout
+    with _alone_in(layout.workers, rank):
+        split = _split(job, plan, rank, facts, torch.float32)
+        parts = [part for part in split.parts if part.weight.requires_grad]
+        # Gradients of weights that are kept whole are whole; the optimiser's state is that of the parts.
+        whole = sum(_bytes(weight) for module in split.modules for weight in module.parameters())
+        held = whole if layout.sharded == "optimizer" else sum(_bytes(part.weight) for part in split.parts)
+        state = STATES[type(job.train.optimizer)] * sum(_bytes(part.weight) for part in parts)
+        activations = _activations(job, plan, rank, facts)
+    return Held(rank, str(layout), held, held, state, activations)
+
+
+@contextmanager
+def _alone_in(workers: int, rank: int) -> Iterator[None]:
+    if workers == 1:
+        yield
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=workers, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _split(job: Job, plan: Plan, rank: int, facts: Facts, dtype: torch.dtype) -> SplitModel:
+    with META:
+        model = build_model(job, facts).to(dtype)
+    keys = own_dropout(model, job.seed)
+    return SplitModel(model, job, plan, rank, META, keys, keys.of)
+
+
+def _activations(job: Job, plan: Plan, rank: int, facts: Facts) -> int:
+    """Bytes that autograd keeps of a forward, in the precision of the run."""
+    layout = plan.layout
+    # Sharing out weights changes nothing here, and FSDP2 would ask the others for theirs.
+    unsharded = layout.model_copy(update={"replicate": layout.data, "shard": 1})
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}.get(plan.precision, torch.float32)
+    split = _split(job, plan.model_copy(update={"layout": unsharded}), rank, facts, dtype)
+    positions = torch.zeros(layout.micro_batch, dtype=torch.int64)
+    in_flight = _in_flight(job, layout, split.place.pipeline)
+    return in_flight * sum(
+        _kept(module, _input(module, split.whole, layout, facts, dtype), positions) for module in split.modules
+    )
+
+
+def _input(module: nn.Module, model: nn.Module, layout: Layout, facts: Facts, dtype: torch.dtype) -> Tensor:
+    """What a module is given: samples, or for a later stage the residual stream."""
+    if not isinstance(module, Stage) or module.number == 0:
+        shape = (facts.inputs[0] // layout.context, *facts.inputs[1:]) if facts.tokens else facts.inputs
+        kind = torch.int64 if facts.tokens else dtype
+        return torch.empty(layout.micro_batch, *shape, dtype=kind, device=META)
+    assert isinstance(model, Decoder), "only the decoder's stages are known from outside"
+    length = facts.inputs[0] // layout.context // layout.tensor
+    stream = torch.empty(layout.micro_batch, length, model.section.hidden, dtype=dtype, device=META)
+    return stream.requires_grad_()
+
+
+def _kept(module: nn.Module, inputs: Tensor, positions: Tensor) -> int:
+    """Bytes that a forward leaves for backward, beside the parameters."""
+    known = {weight.untyped_storage()._cdata for weight in module.parameters()}
+    kept: dict[int, int] = {}
+    alive: list[Any] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known:
+            kept[storage._cdata] = storage.nbytes()
+            alive.append(storage)  # its number must not be given to another
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        if isinstance(module, Stage):
+            alive.append(module(inputs, positions))
+        else:
+            alive.append(module(inputs))
+    return sum(kept.values())
+
+
+def _in_flight(job: Job, layout: Layout, stage: int) -> int:
+    """Micro-batches whose activations a worker holds at once, at most."""
+    if layout.pipeline == 1:
+        return 1
+    count = job.train.batch // (layout.data * layout.micro_batch)
+    return count if layout.schedule == "gpipe" else min(count, layout.pipeline - stage)
+
+
+def _bytes(tensor: Tensor) -> int:
+    local: Any = tensor
+    local = local.to_local() if hasattr(local, "to_local") else local
+    return int(local.numel() * local.element_size())

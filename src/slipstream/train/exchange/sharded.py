@@ -1,0 +1,31 @@
+"""The exchange of weights that are shared out: FSDP2 sums gradients where they are complete, and shares them out."""
+
+from typing import Any
+
+from torch import nn
+
+from slipstream.train.exchange.allreduce import sum_now
+from slipstream.train.exchange.base import Sum
+
+
+class Sharded:
+    """Only says when; the rest FSDP2 does by itself."""
+
+    def __init__(self, modules: list[nn.Module], sums: list[Sum]) -> None:
+        self._modules: list[Any] = modules
+        self._sums = sums
+        self._sync(False)
+
+    def begin(self) -> None:
+        """Sum in the backward that comes next."""
+        self._sync(True)
+
+    def finish(self) -> None:
+        """What is left to sum; until the last backward of the next step, gradients stay here."""
+        for each in self._sums:
+            sum_now(each)
+        self._sync(False)
+
+    def _sync(self, wanted: bool) -> None:
+        for module in self._modules:
+            module.set_requires_gradient_sync(wanted)

@@ -1,0 +1,328 @@
+"""Splitting a plain model over workers: each axis of the layout in turn, from outside."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.job import Job
+from slipstream.job.models import HuggingFaceModel, ImportModel
+from slipstream.plan import Plan
+from slipstream.train.exchange import Exchange, build_exchange
+from slipstream.train.exchange.base import Sum
+from slipstream.train.models.decoder import Attention, Decoder
+from slipstream.train.models.dropout import SampleKeys
+from slipstream.train.parallel.context import Places, RingAttention, tokens_of
+from slipstream.train.parallel.groups import Groups
+from slipstream.train.parallel.parts import Norms, Part
+from slipstream.train.parallel.pipeline import Pipeline, Stage, balance, cost, own_stages
+from slipstream.train.parallel.recompute import recompute_blocks
+from slipstream.train.parallel.shard import StatePieces, shard_module
+from slipstream.train.parallel.tensor import DECODER, Slice, Style, TensorAxis
+
+Around = Callable[[Tensor], Any]
+
+
+class SplitModel:
+    """What one worker holds of a model, and what it knows of the rest."""
+
+    def __init__(
+        self, model: nn.Module, job: Job, plan: Plan, rank: int, device: torch.device, keys: SampleKeys, around: Around
+    ) -> None:
+        layout = plan.layout
+        self.layout, self.groups = layout, Groups(layout, rank)
+        self.place = self.groups.place
+        self._canonical = _canonical_names(model)
+        self._tied = _tied_names(model)
+        self._slices: dict[str, Slice] = {}
+        self._holders: dict[str, set[int]] = {}
+        self.tensor = self._split_tensors(model, job)
+        if layout.context > 1 or self.tensor:
+            self._place_tokens(model, keys)
+        self.whole = model
+        pieces = _pieces(model, job)
+        blocks = [piece for name, piece in pieces if name.rpartition(".")[2].isdigit()]
+        if layout.recompute != "none":
+            recompute_blocks(blocks, layout.recompute, keys)
+        self.pipeline = self._cut(pieces, device, around) if layout.pipeline > 1 else None
+        self.modules: list[nn.Module] = list(self.pipeline.stages) if self.pipeline else [model]
+        self.sharded = layout.shard > 1 and layout.sharded != "optimizer"
+        if self.sharded:
+            for module in self.modules:
+                mine = [block for block in blocks if any(block is part for part in module.modules())]
+                kind = "cpu" if device.type == "meta" else device.type  # a dry run has no device
+                shard_module(module, mine, self.groups, kind, layout.sharded == "parameters")
+        self._pieces_of_state = StatePieces(self.groups) if layout.shard > 1 and not self.sharded else None
+        self.parts = [self._part(name, parameter) for name, parameter in self._named()]
+        self.norms = Norms(
+            [part for part in self.parts if part.weight.requires_grad],
+            self.groups.along("replicate", "shard", "context", "tensor"),
+            self.groups.along("pipeline", "replicate", "shard", "context", "tensor"),
+        )
+        self.exchange: Exchange = build_exchange(job.exchange, self._sums(), self.modules if self.sharded else [])
+
+    @property
+    def counts(self) -> bool:
+        """Whether this worker's loss is part of the sum: of those that compute the same one, the first."""
+        return self.place.tensor == 0 and (self.pipeline is None or self.pipeline.holds_last)
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether this worker's samples are part of the sum: of those that take the same ones, the first."""
+        return self.place.tensor == 0 and self.place.pipeline == 0
+
+    def own_tokens(self, batch: Tensor) -> Tensor:
+        """This worker's part of sequences [B, T]."""
+        if self.layout.context == 1 or batch.dim() < 2:
+            return batch
+        return batch[:, tokens_of(self.place.context, self.layout.context, batch.shape[1])]
+
+    def forward(self, inputs: Tensor, positions: Tensor) -> Tensor | None:
+        """Outputs without gradients, where they come out."""
+        if self.pipeline:
+            return self.pipeline.forward(inputs, positions)
+        outputs: Tensor = self.whole(inputs)
+        return outputs
+
+    def collect_gradients(self) -> None:
+        """Give every part its gradient, zero where there is none."""
+        for part in self.parts:
+            if part.weight.requires_grad:
+                gradient = part.gradient()
+                part.weight.grad = torch.zeros_like(part.weight) if gradient is None else gradient
+
+    def updated(self) -> None:
+        """The parts are updated: forget the gradients, and share what only some have updated."""
+        for part in self.parts:
+            part.forget()
+        self.share_parts()
+
+    def share_parts(self) -> None:
+        """Where a worker computes with more than its parts: take what the others have in theirs."""
+        if self._pieces_of_state:
+            self._pieces_of_state.gather()
+
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        """Around forwards that are not for training."""
+        for module in self.modules:
+            module.eval()
+        with torch.no_grad():
+            yield
+        for module in self.modules:
+            module.train()
+            if self.sharded:
+                module.reshard()  # type: ignore[operator]
+
+    def buffers(self) -> dict[str, Tensor]:
+        """What is part of the model and not learned."""
+        return {
+            name: buffer
+            for module in self.modules
+            for name, buffer in module.state_dict().items()
+            if name not in dict(module.named_parameters(remove_duplicate=False))
+        }
+
+    def _split_tensors(self, model: nn.Module, job: Job) -> TensorAxis | None:
+        group = self.groups.along("tensor")
+        if group is None:
+            return None
+        axis = TensorAxis(group, sequence=isinstance(model, Decoder))
+        axis.split(model, _tensor_styles(model, job))
+        self._slices = {
+            self._canonical[name]: axis.slices[parameter]
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if parameter in axis.slices
+        }
+        return axis
+
+    def _place_tokens(self, model: nn.Module, keys: SampleKeys) -> None:
+        assert isinstance(model, Decoder) or self.layout.context == 1, "the plan admits no other"
+        if not isinstance(model, Decoder):
+            return
+        places = Places(self.layout, self.place)
+        keys.places = model.embed.places = places.in_stream
+        if model.rotation is not None:
+            model.rotation.places = places.in_attention
+        group = self.groups.along("context")
+        if group is not None:
+            ring = RingAttention(group, self.groups.ranks("context"))
+            for part in model.modules():
+                if isinstance(part, Attention):
+                    part.attend = ring
+
+    def _cut(self, pieces: list[tuple[str, nn.Module]], device: torch.device, around: Around) -> Pipeline:
+        cuts = balance([cost(piece) for _, piece in pieces], self.layout.stages)
+        stages = [
+            Stage(number, [pieces[index] for index in cuts[number]], around)
+            for number in own_stages(self.layout, self.place.pipeline)
+        ]
+        self._holders = {
+            name: {number for number, cut in enumerate(cuts) if any(_holds(pieces[i], name) for i in cut)}
+            for names in self._tied.values()
+            for name in names
+        }
+        return Pipeline(stages, self.groups, device)
+
+    def _named(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """Every parameter here once, under its first name in the whole model."""
+        seen: set[nn.Parameter] = set()
+        for module in self.modules:
+            for name, parameter in module.named_parameters():
+                if parameter in seen:
+                    continue
+                seen.add(parameter)
+                full = module.full_name(name) if isinstance(module, Stage) else name
+                yield self._canonical.get(full, full), parameter
+
+    def _part(self, name: str, parameter: nn.Parameter) -> Part:
+        from torch.distributed.tensor import DTensor
+
+        layout, cut = self.layout, self._slices.get(name)
+        shape = list(parameter.shape)
+        offset = [0] * len(shape)
+        copies = layout.replicate * layout.context * layout.tensor * layout.shard
+        if cut:
+            shape[cut.dim], offset[cut.dim] = cut.whole, cut.start
+            copies //= layout.tensor
+        weight, gradient = parameter, lambda: parameter.grad
+        if isinstance(parameter, DTensor):
+            local = parameter.to_local()
+            rows = -(-parameter.shape[0] // layout.shard)
+            offset[0] += min(self.place.shard * rows, parameter.shape[0])
+            copies //= layout.shard
+            weight = nn.Parameter(local.detach(), requires_grad=parameter.requires_grad)
+            gradient = partial(_local_gradient, parameter)
+        elif self._pieces_of_state and shape:
+            weight, start = self._pieces_of_state.piece(parameter)
+            offset[0] += start
+            copies //= layout.shard
+            gradient = partial(self._pieces_of_state.of_gradient, parameter)
+        stages = len(self._stages_of(name))
+        return Part(
+            name, weight, tuple(shape), tuple(offset), copies, stages, gradient, partial(_forget, parameter, weight)
+        )
+
+    def _stages_of(self, name: str) -> set[int]:
+        """Workers on the pipeline axis that hold a parameter."""
+        if not self.pipeline or name not in self._tied:
+            return {self.place.pipeline}
+        return {stage % self.layout.pipeline for alias in self._tied[name] for stage in self._holders[alias]}
+
+    def _sums(self) -> list[Sum]:
+        """Which gradients are summed over which workers."""
+        # FSDP2 sums what it shares out over all of these itself.
+        data = () if self.sharded else ("replicate", "shard", "context")
+        split: list[nn.Parameter] = []
+        shared: list[nn.Parameter] = []
+        for name, parameter in self._named():
+            if parameter.requires_grad:
+                in_parts = self.tensor and self.tensor.sequence and name not in self._slices
+                (shared if in_parts else split).append(parameter)
+        sums = [
+            Sum(self.groups.along(*data), split, last=False),
+            Sum(self.groups.along(*data, "tensor"), shared, last=self.sharded),
+            *self._sums_over_ties(),
+        ]
+        return [each for each in sums if each.group and each.parameters]
+
+    def _sums_over_ties(self) -> Iterable[Sum]:
+        """A tied weight has a gradient from each of its ends."""
+        along = self.groups.ranks("pipeline")
+        for name in sorted(self._tied):
+            stages = sorted(self._stages_of(name))
+            if len(stages) > 1 and self.place.pipeline in stages:
+                ends = [parameter for known, parameter in self._named() if known == name]
+                assert len(ends) == 1, "neighbouring stages are on different workers, and so are the first and the last"
+                yield Sum(self.groups.of([along[stage] for stage in stages]), ends, last=True)
+
+
+def _canonical_names(model: nn.Module) -> dict[str, str]:
+    """The first name of every parameter, by each of its names."""
+    first: dict[nn.Parameter, str] = {}
+    return {
+        name: first.setdefault(parameter, name) for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+
+
+def _tied_names(model: nn.Module) -> dict[str, list[str]]:
+    """All names of each parameter that has several, by its first one."""
+    names: dict[str, list[str]] = {}
+    for name, canonical in _canonical_names(model).items():
+        names.setdefault(canonical, []).append(name)
+    return {canonical: known for canonical, known in names.items() if len(known) > 1}
+
+
+def _pieces(model: nn.Module, job: Job) -> list[tuple[str, nn.Module]]:
+    """The modules that a forward passes through one after the other, blocks one by one; the model itself if unknown."""
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    if isinstance(model, Decoder):
+        before, blocks, after = ("embed",), "blocks", ("norm", "head")
+    elif isinstance(job.model, ImportModel) and job.model.split and job.model.split.blocks:
+        before, blocks, after = job.model.split.before, job.model.split.blocks, job.model.split.after
+    else:
+        return []
+    known = dict(model.named_modules())
+    for name in (*before, blocks, *after):
+        if name not in known:
+            raise ValueError(f"model.split names {name}, and the model has no such module")
+    row = known[blocks]
+    if not isinstance(row, nn.ModuleList | nn.Sequential):
+        raise ValueError(
+            f"model.split.blocks: {blocks} is a {type(row).__name__}, not an nn.ModuleList or nn.Sequential"
+        )
+    return [
+        *((name, known[name]) for name in before),
+        *((f"{blocks}.{number}", block) for number, block in enumerate(row)),
+        *((name, known[name]) for name in after),
+    ]
+
+
+def _tensor_styles(model: nn.Module, job: Job) -> dict[str, Style]:
+    """How tensor workers share out a model's layers."""
+    if isinstance(model, Decoder):
+        return (
+            DECODER
+            if model.section.activation == "swiglu"
+            else {name: style for name, style in DECODER.items() if not name.endswith("gate")}
+        )
+    if isinstance(job.model, ImportModel):
+        assert job.model.split, "the plan admits no other"
+        return dict(job.model.split.tensor)
+    assert isinstance(job.model, HuggingFaceModel), "the plan admits no other"
+    return _carried_styles(model)
+
+
+def _carried_styles(model: nn.Module) -> dict[str, Style]:
+    """The tensor plan that a Hugging Face model carries, for the layers whose styles are ours too."""
+    inner: Any = model.inner
+    plan: dict[str, str] | None = getattr(inner.config, "base_model_tp_plan", None)
+    if not plan:
+        raise ValueError(
+            f"layout.tensor: {type(inner).__name__} carries no tensor plan (base_model_tp_plan) to split it by"
+        )
+    prefix = f"inner.{inner.base_model_prefix}."
+    styles: dict[str, Style] = {"colwise": "column", "rowwise": "row"}
+    other = sorted({style for style in plan.values() if style not in styles})
+    if other:
+        raise ValueError(
+            f"layout.tensor: the tensor plan of {type(inner).__name__} asks for {', '.join(other)}, not known here"
+        )
+    return {prefix + pattern: styles[style] for pattern, style in plan.items()}
+
+
+def _holds(piece: tuple[str, nn.Module], name: str) -> bool:
+    return name.startswith(f"{piece[0]}.")
+
+
+def _local_gradient(parameter: nn.Parameter) -> Tensor | None:
+    gradient: Any = parameter.grad
+    return None if gradient is None else gradient.to_local()
+
+
+def _forget(parameter: nn.Parameter, weight: nn.Parameter) -> None:
+    parameter.grad = weight.grad = None

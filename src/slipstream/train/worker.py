@@ -1,0 +1,93 @@
+"""The model as one worker runs it: its samples forward and backward, gradients on their way to the others."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.job import Job
+from slipstream.plan import Plan
+from slipstream.runs import Pulse
+from slipstream.train import tasks
+from slipstream.train.batches import MicroBatch, Share, seed_everything
+from slipstream.train.models import is_built_in
+from slipstream.train.models.batchnorm import synchronise_batch_norm
+from slipstream.train.models.dropout import own_dropout
+from slipstream.train.parallel.split import SplitModel
+from slipstream.train.parallel.tensor import VocabularyHead
+from slipstream.train.precision import autocast
+from slipstream.train.world import World
+
+
+class Worker:
+    """What one worker does with its share of a batch."""
+
+    def __init__(self, job: Job, plan: Plan, world: World, pulse: Pulse, plain: nn.Module) -> None:
+        self.job, self.plan, self.world, self._pulse = job, plan, world, pulse
+        self._keys = own_dropout(plain, job.seed)
+        self._owns_outputs = is_built_in(job.model)  # a user's model may keep its outputs for itself
+        if synchronise_batch_norm(plain) and job.layout.micro_batch:
+            raise ValueError(
+                "layout.micro_batch would change the curve: this model has batch norm, "
+                "which takes its statistics over the whole batch; remove the setting"
+            )
+        self.model = SplitModel(plain, job, plan, world.rank, world.device, self._keys, self._around)
+        head = next((part for part in plain.modules() if isinstance(part, VocabularyHead)), None)
+        self._first_token = head.first if head else None
+
+    def forward_backward(self, share: Share, scale: float) -> list[float]:
+        """Leave the gradients of the batch's mean loss; return this worker's part of it for each micro-batch."""
+        micro_batches = [self._own(micro) for micro in share.micro_batches]
+        with self._pulse.during("exchange"):
+            mine = sum(tasks.weight(self.job.task, micro.targets) for micro in micro_batches)
+            total = self.world.sum(torch.tensor(float(mine * self.model.counts_samples), dtype=torch.float64))
+        weight = max(1.0, float(total))
+        losses = (self._through_pipeline if self.model.pipeline else self._one_by_one)(micro_batches, weight, scale)
+        return [loss if self.model.counts else 0.0 for loss in losses]
+
+    def loss_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of outputs as they come out of the model here."""
+        if self._first_token is None:
+            return tasks.loss_sum(self.job.task, outputs, targets, self._owns_outputs and outputs.requires_grad)
+        assert self.model.tensor, "it shares out the tokens"
+        return tasks.shared_out_loss_sum(outputs, targets, self._first_token, self.model.tensor.group)
+
+    def _one_by_one(self, micro_batches: list[MicroBatch], weight: float, scale: float) -> list[float]:
+        losses = []
+        for number, micro in enumerate(micro_batches, 1):
+            with self._pulse.during("forward"), self._around(micro.positions):
+                outputs = self.model.whole(micro.inputs)
+                loss = self.loss_sum(outputs, micro.targets) / weight
+            if number == len(micro_batches):
+                self.model.exchange.begin()
+            with self._pulse.during("backward"):
+                (loss * scale).backward()  # type: ignore[no-untyped-call]
+            losses.append(float(loss.detach()))
+        return losses
+
+    def _through_pipeline(self, micro_batches: list[MicroBatch], weight: float, scale: float) -> list[float]:
+        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+            with autocast(self.plan):
+                return self.loss_sum(outputs, targets) / weight * scale
+
+        assert self.model.pipeline, "called for it"
+        inputs, targets, positions = (
+            torch.cat([getattr(micro, name) for micro in micro_batches]) for name in ("inputs", "targets", "positions")
+        )
+        with self._pulse.during("forward"):
+            losses = self.model.pipeline.forward_backward(inputs, targets, positions, len(micro_batches), loss)
+        self.model.exchange.begin()
+        return [float(value.detach()) / scale for value in losses]
+
+    def _own(self, micro: MicroBatch) -> MicroBatch:
+        """This worker's part of the sequences, where it computes."""
+        device, own = self.world.device, self.model.own_tokens
+        return MicroBatch(own(micro.inputs).to(device), own(micro.targets).to(device), micro.positions, micro.indices)
+
+    @contextmanager
+    def _around(self, positions: Tensor) -> Iterator[None]:
+        """Around the forward of these samples."""
+        seed_everything(self.job.seed, int(positions[0]))
+        with self._keys.of(positions), autocast(self.plan):
+            yield
