@@ -36,7 +36,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["SLIPSTREAM_CACHE"] = before
 
 
-LONGEST = ("one_curve", "kill", "failures", "commands", "examples", "checkpoints", "benchmarks")
+LONGEST = ("layouts", "one_curve", "kill", "failures", "commands", "examples", "checkpoints", "benchmarks")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

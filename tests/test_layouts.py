@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import mistakes
 from jobs import decoder_job, mlp_job, resnet_job, write_documents
 from pool import Pool
-from slipstream.job import Job
+from slipstream.job import Job, dump
 from slipstream.plan import Layout, make_plan
 from slipstream.plan.machine import Machine
 from slipstream.train.parallel.context import tokens_of
@@ -202,6 +202,20 @@ OWN = {
 def test_a_users_own_model(layout, pool, tmp_path, references):
     expected = reference("own", Job.model_validate(OWN), pool, tmp_path, references)
     job = Job.model_validate({**OWN, "layout": read_layout(layout)})
+    pool.train(job, tmp_path / "run", workers(read_layout(layout)))
+    assert deviation(tmp_path / "run", expected) < 1e-8
+
+
+@pytest.mark.parametrize("layout", ["tensor=2", "shard=2,tensor=2"])
+def test_a_hugging_face_model(layout, pool, documents, tmp_path, references):
+    """It is split by the tensor plan that it carries."""
+    config = {
+        "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 48,
+    }  # fmt: skip
+    values = dump(job_of("llama", documents)) | {"model": {"huggingface": config}, "layout": {}}
+    expected = reference("hf", Job.model_validate(values), pool, tmp_path, references)
+    job = Job.model_validate({**values, "layout": read_layout(layout)})
     pool.train(job, tmp_path / "run", workers(read_layout(layout)))
     assert deviation(tmp_path / "run", expected) < 1e-8
 

@@ -4,8 +4,8 @@ torch's fake process group answers for all the others, and the meta device has s
 splits the model is the very one that a real run uses.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +13,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.data.base import Facts
 from slipstream.job import Job
 from slipstream.plan import Layout, Plan
 from slipstream.train.models import build_model
-from slipstream.train.models.decoder import Decoder
+from slipstream.train.models.decoder import Attention, Decoder
 from slipstream.train.models.dropout import own_dropout
 from slipstream.train.optim import STATES
 from slipstream.train.parallel.pipeline import Stage
+from slipstream.train.parallel.recompute import KEPT
 from slipstream.train.parallel.split import SplitModel
 
 META = torch.device("meta")
@@ -77,7 +79,29 @@ def _split(job: Job, plan: Plan, rank: int, facts: Facts, dtype: torch.dtype) ->
     with META:
         model = build_model(job, facts).to(dtype)
     keys = own_dropout(model, job.seed)
-    return SplitModel(model, job, plan, rank, META, keys, keys.of)
+    split = SplitModel(model, job, plan, rank, META, keys, keys.of)
+    for part in model.modules():
+        if isinstance(part, Attention):
+            part.attend = _attend
+    return split
+
+
+class _Attend(torch.autograd.Function):
+    """Keeps what a fused attention kernel keeps; on the meta device torch has only the one that keeps all scores."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        output, totals = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, output, totals)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG004
+        q, k, v, *_ = ctx.saved_tensors
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+_attend: Callable[[Tensor, Tensor, Tensor], Tensor] = _Attend.apply
 
 
 def _activations(job: Job, plan: Plan, rank: int, facts: Facts) -> int:
@@ -89,9 +113,14 @@ def _activations(job: Job, plan: Plan, rank: int, facts: Facts) -> int:
     split = _split(job, plan.model_copy(update={"layout": unsharded}), rank, facts, dtype)
     positions = torch.zeros(layout.micro_batch, dtype=torch.int64)
     in_flight = _in_flight(job, layout, split.place.pipeline)
-    return in_flight * sum(
-        _kept(module, _input(module, split.whole, layout, facts, dtype), positions) for module in split.modules
-    )
+    kept = 0
+    for module in split.modules:
+        last = not isinstance(module, Stage) or module.number == layout.stages - 1
+        inputs = _input(module, split.whole, layout, facts, dtype)
+        around = nullcontext() if isinstance(module, Stage) else split.keys.of(positions)
+        with around:
+            kept += _kept(module, inputs, positions, last, layout.recompute == "selective")
+    return in_flight * kept
 
 
 def _input(module: nn.Module, model: nn.Module, layout: Layout, facts: Facts, dtype: torch.dtype) -> Tensor:
@@ -106,7 +135,7 @@ def _input(module: nn.Module, model: nn.Module, layout: Layout, facts: Facts, dt
     return stream.requires_grad_()
 
 
-def _kept(module: nn.Module, inputs: Tensor, positions: Tensor) -> int:
+def _kept(module: nn.Module, inputs: Tensor, positions: Tensor, last: bool, selective: bool) -> int:
     """Bytes that a forward leaves for backward, beside the parameters."""
     known = {weight.untyped_storage()._cdata for weight in module.parameters()}
     kept: dict[int, int] = {}
@@ -119,12 +148,26 @@ def _kept(module: nn.Module, inputs: Tensor, positions: Tensor) -> int:
             alive.append(storage)  # its number must not be given to another
         return tensor
 
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        if isinstance(module, Stage):
-            alive.append(module(inputs, positions))
-        else:
-            alive.append(module(inputs))
-    return sum(kept.values())
+    kept_on_purpose = _KeptOnPurpose()
+    with saved_tensors_hooks(pack, lambda tensor: tensor), kept_on_purpose if selective else nullcontext():
+        outputs: Tensor = module(inputs, positions) if isinstance(module, Stage) else module(inputs)
+    scores = 4 * outputs.numel() if last else 0  # the loss works on them in fp32, in place
+    return sum(kept.values()) + kept_on_purpose.bytes + scores
+
+
+class _KeptOnPurpose(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what selective recomputation keeps, which autograd does not see."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in KEPT:
+            first = result[0] if isinstance(result, tuple) else result
+            self.bytes += _bytes(first)
+        return result
 
 
 def _in_flight(job: Job, layout: Layout, stage: int) -> int:

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from slipstream.train.models.dropout import SampleKeys
 
-_KEPT = [
+KEPT = [
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
@@ -30,7 +30,7 @@ def recompute_blocks(blocks: Iterable[nn.Module], mode: Literal["selective", "fu
         again = keys.again(keys.positions, keys.calls)
         if mode == "full":
             return nullcontext(), again
-        keeping, recalling = create_selective_checkpoint_contexts(_KEPT)  # type: ignore[no-untyped-call]
+        keeping, recalling = create_selective_checkpoint_contexts(KEPT)  # type: ignore[no-untyped-call]
         return keeping, _both(again, recalling)
 
     for block in blocks:

@@ -33,7 +33,7 @@ class SplitModel:
         self, model: nn.Module, job: Job, plan: Plan, rank: int, device: torch.device, keys: SampleKeys, around: Around
     ) -> None:
         layout = plan.layout
-        self.layout, self.groups = layout, Groups(layout, rank)
+        self.layout, self.groups, self.keys = layout, Groups(layout, rank), keys
         self.place = self.groups.place
         self._canonical = _canonical_names(model)
         self._tied = _tied_names(model)
