@@ -98,9 +98,10 @@ import sys, torch
 from slipstream.job.train import AdamW, Nesterov
 from slipstream.train import loop
 from slipstream.train.optim import build_optimizer, step
+from slipstream.train.optim.trust import plain_norm
 for setting in (AdamW(name="adamw", lr=1e-3), Nesterov(name="nesterov", lr=1e-3)):
     model = torch.nn.Linear(3, 3)
-    optimizer = build_optimizer(setting, model)
+    optimizer = build_optimizer(setting, list(model.parameters()), plain_norm)
     before = model.weight.clone()
     model(torch.ones(2, 3)).sum().backward()
     step(optimizer)

@@ -14,8 +14,12 @@ from pydantic import TypeAdapter
 from jobs import decoder_job, mlp_job, write_documents
 from slipstream.job import Job
 from slipstream.job.train import Optimizer, ScaleRate, Schedule
+from slipstream.plan import make_plan, this_machine
+from slipstream.train.models.dropout import SampleKeys
 from slipstream.train.optim import build_optimizer
 from slipstream.train.optim.schedules import batch_factor, rate
+from slipstream.train.optim.trust import plain_norm
+from slipstream.train.parallel.split import SplitModel
 from slipstream.train.precision import LossScale
 from slipstream.train.timeline import Timeline
 
@@ -87,7 +91,13 @@ def test_a_ramp_only_grows_and_covers_the_run(start, more, stairs, samples):
 
 
 def optimizer(model: torch.nn.Module, **values: Any) -> torch.optim.Optimizer:
-    return build_optimizer(TypeAdapter(Optimizer).validate_python(values), model)
+    return build_optimizer(TypeAdapter(Optimizer).validate_python(values), list(model.parameters()), plain_norm)
+
+
+def alone(model: torch.nn.Module, job: Job) -> SplitModel:
+    """A model that one worker holds as a whole."""
+    keys = SampleKeys()
+    return SplitModel(model, job, make_plan(job, this_machine(), 1), 0, torch.device("cpu"), keys, keys.of)
 
 
 def linear() -> torch.nn.Linear:
@@ -191,7 +201,7 @@ def test_clipping_by_value_bounds_each_element():
     )
     layer = linear()
     before = layer.weight.detach().clone()
-    Update(job.train, layer, total=100, fp16=False).apply(0, 10, finite=True)
+    Update(job.train, alone(layer, job), total=100, fp16=False).apply(0, 10, finite=True)
     assert math.isclose((layer.weight.detach() - before).abs().max().item(), 0.001)
 
 
@@ -202,7 +212,7 @@ def test_l1_and_l2_pull_towards_zero():
     layer = linear()
     layer.weight.grad.zero_()
     before = layer.weight.detach().clone()
-    Update(job.train, layer, total=100, fp16=False).apply(0, 10, finite=True)
+    Update(job.train, alone(layer, job), total=100, fp16=False).apply(0, 10, finite=True)
     torch.testing.assert_close(layer.weight.detach(), before - 0.01 * before.sign() - 0.1 * before)
 
 

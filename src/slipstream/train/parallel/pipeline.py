@@ -7,25 +7,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-)
 
 from slipstream.plan import Layout
 from slipstream.train.parallel.groups import Groups
 
 Around = Callable[[Tensor], Any]
 """Makes the context in which the samples at these positions of the run go through a stage."""
-_SCHEDULES: dict[str, Any] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero-bubble": ScheduleInterleavedZeroBubble,
+_SCHEDULES = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+    "zero-bubble": "ScheduleInterleavedZeroBubble",
 }
+"""Their names in torch."""
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
 _HEADER = 10
 
@@ -111,13 +105,16 @@ class Pipeline:
         return losses
 
     def _make_schedule(self, count: int) -> Any:
+        from torch.distributed import pipelining  # it takes a second, which other layouts need not pay
+        from torch.distributed.pipelining import schedules
+
         stages = [
-            PipelineStage(stage, stage.number, self._layout.stages, self._device, group=self._group)
+            pipelining.PipelineStage(stage, stage.number, self._layout.stages, self._device, group=self._group)
             for stage in self.stages
         ]
         # 1F1B wants at least as many micro-batches as stages; with fewer, all forwards come first anyway.
         few = self._layout.schedule == "1f1b" and count < self._layout.stages
-        kind = _SCHEDULES["gpipe" if few else self._layout.schedule]
+        kind = getattr(schedules, _SCHEDULES["gpipe" if few else self._layout.schedule])
         single = self._layout.stages == self._layout.pipeline
 
         def call_loss(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -2,14 +2,16 @@
 1910.02054), by torch's FSDP2, or, where only the optimiser's state is shared out, by pieces of our own."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from slipstream.train.parallel.groups import Groups
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def shard_module(root: nn.Module, blocks: Iterable[nn.Module], groups: Groups, device: str, regather: bool) -> Any:
@@ -27,8 +29,10 @@ def shard_module(root: nn.Module, blocks: Iterable[nn.Module], groups: Groups, d
     return root
 
 
-def _mesh(groups: Groups, device: str) -> DeviceMesh:
+def _mesh(groups: Groups, device: str) -> "DeviceMesh":
     """Workers that hold the same along one dimension, those that share out along the other."""
+    from torch.distributed.device_mesh import DeviceMesh
+
     shard = groups.along("shard")
     outer = groups.along("replicate", "context")
     assert shard is not None, "there is something to share out"

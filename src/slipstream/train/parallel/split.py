@@ -179,8 +179,6 @@ class SplitModel:
                 yield self._canonical.get(full, full), parameter
 
     def _part(self, name: str, parameter: nn.Parameter) -> Part:
-        from torch.distributed.tensor import DTensor
-
         layout, cut = self.layout, self._slices.get(name)
         shape = list(parameter.shape)
         offset = [0] * len(shape)
@@ -189,8 +187,8 @@ class SplitModel:
             shape[cut.dim], offset[cut.dim] = cut.whole, cut.start
             copies //= layout.tensor
         weight, gradient = parameter, lambda: parameter.grad
-        if isinstance(parameter, DTensor):
-            local = parameter.to_local()
+        if self.sharded:
+            local: Tensor = parameter.to_local()  # type: ignore[attr-defined]
             rows = -(-parameter.shape[0] // layout.shard)
             offset[0] += min(self.place.shard * rows, parameter.shape[0])
             copies //= layout.shard
