@@ -165,6 +165,13 @@ class SplitModel:
             for names in self._tied.values()
             for name in names
         }
+        own = {parameter for stage in stages for parameter in stage.parameters()}
+        for _, piece in pieces:
+            for parameter in piece.parameters():
+                if parameter not in own:
+                    parameter.data = parameter.data.new_empty(
+                        0
+                    )  # other workers have it; here it would only take memory
         return Pipeline(stages, self.groups, device)
 
     def _named(self) -> Iterable[tuple[str, nn.Parameter]]:
