@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from jobs import write_documents
 from pool import Pool
 
 os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that wait for each other on a busy machine should sleep, not spin
@@ -20,6 +21,11 @@ def pool() -> Iterator[Pool]:
     pool = Pool(8)
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_documents(tmp_path_factory.mktemp("data") / "documents.jsonl")
 
 
 @pytest.fixture(scope="session", autouse=True)

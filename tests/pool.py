@@ -5,6 +5,7 @@ They run what the workers of a real run do (`run_rank`), over gloo and real run 
 
 import multiprocessing as mp
 import os
+import shutil
 import time
 import traceback
 from contextlib import AbstractContextManager, nullcontext
@@ -122,3 +123,11 @@ def _named(around: str | None) -> AbstractContextManager[None]:
     module, _, name = around.partition(":")
     made: AbstractContextManager[None] = getattr(import_module(module), name)()
     return made
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Leave a run as a crash after this step would."""
+    for checkpoint in (folder / "checkpoints").glob("step-*"):
+        if int(checkpoint.name.removeprefix("step-")) > step:
+            shutil.rmtree(checkpoint)
+    (folder / "result.json").unlink()

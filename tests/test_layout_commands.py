@@ -61,7 +61,7 @@ def test_a_layout_that_does_not_fit_is_refused_with_the_line_and_those_that_do(j
     assert "nearest layouts that fit: " in text and "replicate 3, micro-batch 2" in text, text
 
 
-def test_a_split_run_is_trained_exported_and_resumed(job, tmp_path):
+def test_a_split_run_is_trained_and_exported(job, tmp_path):
     done = slipstream("train", job, "--layout", "shard=2", "--run-dir", "run", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

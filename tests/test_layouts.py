@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import mistakes
-from jobs import decoder_job, mlp_job, resnet_job, write_documents
-from pool import Pool
+from jobs import decoder_job, mlp_job, resnet_job
+from pool import Pool, forget_after
 from slipstream.job import Job, dump
 from slipstream.plan import Layout, make_plan
 from slipstream.plan.machine import Machine
@@ -65,11 +65,6 @@ LAYOUTS = [
     ("llama", "replicate=2,shard=2,context=2"),
     ("llama", "tensor=2,pipeline=2,context=2"),
 ]
-
-
-@pytest.fixture(scope="session")
-def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_documents(tmp_path_factory.mktemp("data") / "documents.jsonl")
 
 
 @pytest.fixture(scope="session")
@@ -256,15 +251,6 @@ def test_a_checkpoint_of_any_layout_loads_on_any_other(before, after, pool, docu
     forget_after(folder, 2)
     pool.resume(folder, workers(read_layout(after)), layout=read_layout(after))
     assert deviation(folder, expected) < 1e-9
-
-
-def forget_after(folder: Path, step: int) -> None:
-    import shutil
-
-    for checkpoint in (folder / "checkpoints").glob("step-*"):
-        if int(checkpoint.name.removeprefix("step-")) > step:
-            shutil.rmtree(checkpoint)
-    (folder / "result.json").unlink()
 
 
 MACHINE = Machine("test", cores=8, memory=2**34, gpus=(), bf16=False)

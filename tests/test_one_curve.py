@@ -6,14 +6,9 @@ from typing import Any
 
 import pytest
 
-from jobs import decoder_job, mlp_job, resnet_job, write_documents
-from pool import Pool
+from jobs import decoder_job, mlp_job, resnet_job
+from pool import Pool, forget_after
 from slipstream.job import Job
-
-
-@pytest.fixture(scope="session")
-def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_documents(tmp_path_factory.mktemp("data") / "documents.jsonl")
 
 
 def assert_same_curve(curve: list[dict[str, Any]], reference: list[dict[str, Any]], tolerance: float) -> None:
@@ -121,15 +116,6 @@ def test_resume_on_another_number_of_workers(before, after, pool, documents, tmp
     pool.train(decoder_job(documents), tmp_path / "run", before)
     forget_after(tmp_path / "run", 20)
     assert_same_curve(pool.resume(tmp_path / "run", after), expected, 1e-9)
-
-
-def forget_after(folder: Path, step: int) -> None:
-    import shutil
-
-    for checkpoint in (folder / "checkpoints").glob("step-*"):
-        if int(checkpoint.name.removeprefix("step-")) > step:
-            shutil.rmtree(checkpoint)
-    (folder / "result.json").unlink()
 
 
 def exact(line: dict[str, Any]) -> tuple[Any, ...]:

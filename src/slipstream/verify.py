@@ -1,15 +1,15 @@
 """Verify a layout: a shrunken copy of a job, trained on one worker and on the layout, must give the same model."""
 
-import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.api import LateRefusal, Watcher, train
+from slipstream.api import LateRefusal, train
 from slipstream.job import Job, dump
 from slipstream.job.models import DecoderModel
 from slipstream.plan import Layout, make_plan, this_machine
+from slipstream.runs import RunFolder, read_lines
 
 STEPS = 10
 TOLERANCE = 1e-8
@@ -32,10 +32,10 @@ class Verdict:
         return max(self.loss, self.grad_norm, self.weights) < TOLERANCE
 
 
-def verify(job: Job, workers: int | None, watcher: Watcher | None = None) -> Verdict:
+def verify(job: Job) -> Verdict:
     """Train a shrunken copy of the job in fp64, on one worker and on the job's layout, and compare."""
     try:
-        layout = make_plan(job, this_machine(), workers).layout
+        layout = make_plan(job, this_machine()).layout
     except ValueError as error:
         raise LateRefusal(job, str(error)) from error
     if layout.workers == 1:
@@ -43,9 +43,9 @@ def verify(job: Job, workers: int | None, watcher: Watcher | None = None) -> Ver
     small = shrink(job, layout)
     with tempfile.TemporaryDirectory(prefix="slipstream-verify-") as folder:
         one, many = Path(folder, "one"), Path(folder, "many")
-        train(_on(small, {"micro_batch": None}), workers=1, run_dir=one, watcher=watcher)
-        train(_on(small, _choices(layout)), workers=layout.workers, run_dir=many, watcher=watcher)
-        curves = _read(one), _read(many)
+        train(_on(small, {"micro_batch": None}), workers=1, run_dir=one)
+        train(_on(small, _choices(layout)), workers=layout.workers, run_dir=many)
+        curves = list(read_lines(RunFolder(one).metrics)), list(read_lines(RunFolder(many).metrics))
         return Verdict(
             layout=str(layout),
             workers=layout.workers,
@@ -105,10 +105,6 @@ def _choices(layout: Layout) -> dict[str, Any]:
 
 def _on(job: Job, layout: dict[str, Any]) -> Job:
     return Job.model_validate({**dump(job), "layout": layout})
-
-
-def _read(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def _farthest(key: str, one: list[dict[str, Any]], many: list[dict[str, Any]]) -> float:

@@ -26,7 +26,7 @@ def command(
 
     wanted = [*(settings or []), *layout_settings(layout)]
     try:
-        verdict = verify(load_job(job, wanted), None)
+        verdict = verify(load_job(job, wanted))
     except LateRefusal as error:
         raise locate(error, job, wanted) from error
     if as_json:

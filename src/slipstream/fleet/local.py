@@ -109,7 +109,7 @@ class LocalFleet:
                 raise WorkersFailed(self._gather_failures(), self._run, {})
             if all(code == 0 for code in codes):
                 return
-            if hanging := self._find_hanging():
+            if hanging := self._find_hanging(codes):
                 raise WorkersFailed(hanging, self._run, self._collect_stacks())
             tick()
             time.sleep(_TICK)
@@ -127,12 +127,12 @@ class LocalFleet:
             ]
         )
 
-    def _find_hanging(self) -> Failure | None:
+    def _find_hanging(self, codes: list[int | None]) -> Failure | None:
         """The worker that the others wait for, when one has shown no sign of life for too long."""
         now, beats = time.monotonic(), read_pulse(self._scratch.pulse)
         waited = [now - beat.time for beat in beats]
         limits = [self._job.limits.step if beat.step > 1 else self._job.limits.first_step for beat in beats]
-        running = [rank for rank, code in enumerate(self._codes()) if code is None]
+        running = [rank for rank, code in enumerate(codes) if code is None]
         late = [rank for rank in running if waited[rank] > limits[rank]]
         if not late:
             return None

@@ -49,7 +49,8 @@ def main() -> None:
 
         preload(load_job(run.job).model)
     except BaseException as error:
-        write_failure(scratch, ranks[0], 0, "start", error)
+        for rank in ranks:  # it is the end of all of them
+            write_failure(scratch, rank, 0, "start", error)
         raise
     rank_of: dict[int, int] = {}
     for rank in ranks:

@@ -32,13 +32,9 @@ class SampleKeys:
     @contextmanager
     def of(self, positions: Tensor) -> Iterator[None]:
         """Around the forward of these samples, and around its backward when that recomputes activations."""
-        before = self.positions, self.calls
         random = None if self._watched else _random_state(positions)
-        self.positions, self.calls = positions, Counter()
-        try:
+        with self.again(positions, Counter()):
             yield
-        finally:
-            self.positions, self.calls = before
         if random is not None and not torch.equal(random, _random_state(positions)):
             warnings.warn(
                 "the model draws random numbers of its own, so its loss depends on the number of workers; use "

@@ -2,7 +2,7 @@
 1910.02054), by torch's FSDP2, or, where only the optimiser's state is shared out, by pieces of our own."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def shard_module(root: nn.Module, blocks: Iterable[nn.Module], groups: Groups, device: str, regather: bool) -> Any:
+def shard_module(root: nn.Module, blocks: Iterable[nn.Module], groups: Groups, device: str, regather: bool) -> None:
     """Let FSDP2 share out a module, block by block; gradients are summed, also over replicas and contexts."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -26,7 +26,6 @@ def shard_module(root: nn.Module, blocks: Iterable[nn.Module], groups: Groups, d
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # a sum, as everywhere here
             module.set_force_sum_reduction_for_comms(True)
-    return root
 
 
 def _mesh(groups: Groups, device: str) -> "DeviceMesh":

@@ -1,6 +1,6 @@
 """Splitting a plain model over workers: each axis of the layout in turn, from outside."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,12 +18,10 @@ from slipstream.train.models.dropout import SampleKeys
 from slipstream.train.parallel.context import Places, RingAttention, tokens_of
 from slipstream.train.parallel.groups import Groups
 from slipstream.train.parallel.parts import Norms, Part
-from slipstream.train.parallel.pipeline import Pipeline, Stage, balance, cost, own_stages
+from slipstream.train.parallel.pipeline import Around, Pipeline, Stage, balance, cost, own_stages
 from slipstream.train.parallel.recompute import recompute_blocks
 from slipstream.train.parallel.shard import StatePieces, shard_module
 from slipstream.train.parallel.tensor import DECODER, Slice, Style, TensorAxis
-
-Around = Callable[[Tensor], Any]
 
 
 class SplitModel:
@@ -40,7 +38,7 @@ class SplitModel:
         self._slices: dict[str, Slice] = {}
         self._holders: dict[str, set[int]] = {}
         self.tensor = self._split_tensors(model, job)
-        if layout.context > 1 or self.tensor:
+        if isinstance(model, Decoder) and (layout.context > 1 or self.tensor):
             self._place_tokens(model, keys)
         self.whole = model
         pieces = _pieces(model, job)
@@ -139,10 +137,8 @@ class SplitModel:
         }
         return axis
 
-    def _place_tokens(self, model: nn.Module, keys: SampleKeys) -> None:
-        assert isinstance(model, Decoder) or self.layout.context == 1, "the plan admits no other"
-        if not isinstance(model, Decoder):
-            return
+    def _place_tokens(self, model: Decoder, keys: SampleKeys) -> None:
+        """Tell the parts that need it which tokens of a sequence are here."""
         places = Places(self.layout, self.place)
         keys.places = model.embed.places = places.in_stream
         if model.rotation is not None:
