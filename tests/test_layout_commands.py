@@ -50,6 +50,10 @@ def test_a_dry_run_counts_one_rank_of_many(tmp_path):
     # Full recomputation keeps the stream between blocks, a part of the sequence on each tensor worker, and the scores.
     stream, scores = 126 * 8192 // 8 * 16384 * 2, 8192 * 128256 // 8 * 4
     assert stream + scores < held["activations"] < 1.5 * (stream + scores)
+    done = slipstream("train", path, *words, "--set", "layout.offload=optimizer", cwd=tmp_path)
+    offloaded = json.loads(done.stdout)
+    assert (offloaded["optimizer"], offloaded["offloaded"]) == (0, held["optimizer"])
+    assert offloaded["total"] == held["total"] - held["optimizer"]
     assert [file.name for file in tmp_path.iterdir()] == ["job.yaml"]
 
 

@@ -282,11 +282,12 @@ def test_a_layout_that_does_not_fit_is_refused_with_those_that_do(layout, count,
         ("pipeline=2,shard=2,schedule=zero-bubble", "wrong gradients"),
         ("sharded=optimizer", "no effect without shard"),
         ("schedule=gpipe", "no effect without pipeline"),
+        ("offload=optimizer", "no effect on a CPU"),
     ],
 )
 def test_a_choice_that_is_wrong_or_without_effect_is_refused(layout, words, documents):
     with pytest.raises(ValueError, match=words):
-        job_of("llama", documents, layout=read_layout(layout))
+        make_plan(job_of("llama", documents, layout=read_layout(layout)), MACHINE)
 
 
 @settings(max_examples=200, deadline=None)

@@ -5,12 +5,15 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slipstream.data.base import Facts
 from slipstream.job import Job
 from slipstream.job.models import DecoderModel
 from slipstream.train.models import build_model
 from slipstream.train.models.decoder import Attention, Decoder, Rotation, parameter_count
+from slipstream.train.models.initial import normal_rows
 
 GPT2 = {"positions": "learned", "norm": "layer", "activation": "gelu", "bias": True}
 TEXT = Facts(inputs=(16,), outputs=61, tokens=True)
@@ -152,6 +155,21 @@ def test_weights_follow_from_the_seed() -> None:
 
     first, second = weights(), weights()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@given(st.integers(1, 2000), st.integers(1, 5000), st.data())
+@settings(max_examples=40, deadline=None)
+def test_rows_of_the_first_weights_do_not_depend_on_who_makes_them(
+    rows: int, columns: int, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, rows))
+    stop = data.draw(st.integers(start, min(rows, start + 300)))
+    some = normal_rows(3, "name", (rows, columns), 0.02, range(start, stop))
+    one_by_one = [normal_rows(3, "name", (rows, columns), 0.02, range(row, row + 1)) for row in (start, stop - 1)]
+    assert some.shape == (stop - start, columns)
+    if stop > start:
+        assert torch.equal(some[:1], one_by_one[0]) and torch.equal(some[-1:], one_by_one[1])
+        assert not torch.equal(some, normal_rows(3, "other", (rows, columns), 0.02, range(start, stop)))
 
 
 def test_sizes_come_from_the_data() -> None:

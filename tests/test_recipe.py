@@ -1,6 +1,7 @@
 """The recipe: schedules, batch rules, optimisers, clipping, precision. Each against what its paper or torch says."""
 
 import math
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from slipstream.job import Job
 from slipstream.job.train import Optimizer, ScaleRate, Schedule
 from slipstream.plan import make_plan, this_machine
 from slipstream.train.models.dropout import SampleKeys
-from slipstream.train.optim import build_optimizer
+from slipstream.train.optim import build_optimizer, step
+from slipstream.train.optim.offload import Offload
 from slipstream.train.optim.schedules import batch_factor, rate
 from slipstream.train.optim.trust import plain_norm
 from slipstream.train.parallel.split import SplitModel
@@ -142,6 +144,29 @@ def test_only_matrices_decay():
     optimizer(layer, name="adamw", lr=0.1, weight_decay=0.5).step()
     torch.testing.assert_close(layer.weight.detach(), before[0] * 0.95)
     torch.testing.assert_close(layer.bias.detach(), before[1])
+
+
+@pytest.mark.parametrize("setting", ["momentum", "adamw", "lars", "lamb"])
+def test_offloaded_state_gives_the_same_updates(setting):
+    """Here without a GPU to visit: that no weight is left out, updated twice or given another's state."""
+
+    def updated(offloaded: bool) -> list[torch.Tensor]:
+        draw = torch.Generator().manual_seed(2)
+        weights = [torch.nn.Parameter(torch.randn(size, 3, generator=draw)) for size in (1, 5, 2, 9, 4)]
+        weights.append(torch.nn.Parameter(torch.randn(7, generator=draw)))
+        optimizer = build_optimizer(
+            TypeAdapter(Optimizer).validate_python({"name": setting, "lr": 0.1}), weights, plain_norm
+        )
+        advance = Offload(optimizer, step, at_once=60).step if offloaded else partial(step, optimizer)
+        for _ in range(4):
+            for weight in weights:
+                weight.grad = torch.randn(weight.shape, generator=draw)
+            advance()
+        state = [tensor for weight in weights for tensor in optimizer.state[weight].values() if tensor is not None]
+        return [weight.detach() for weight in weights] + state
+
+    for ours, expected in zip(updated(True), updated(False), strict=True):
+        assert torch.equal(ours, expected)
 
 
 def test_a_loss_scale_halves_on_overflow_and_doubles_after_patience():

@@ -18,6 +18,7 @@ from slipstream.fleet.scratch import Scratch
 from slipstream.job import Job, JobError, check_job, dump, load_job, locate
 from slipstream.job.file import Problem
 from slipstream.plan import Machine, Plan, make_plan, this_machine
+from slipstream.plan.machine import ANY_MACHINE
 from slipstream.runs import RunError, RunFolder, draw_curve, new_run_path, read_lines, truncate_metrics, write_yaml
 from slipstream.runs.checkpoints import find_checkpoint, read_progress
 from slipstream.runs.result import Result, read_result
@@ -92,8 +93,7 @@ def dry_run(job: str | Path, *, settings: Sequence[str] = (), workers: int | Non
 
     loaded = load_job(job, settings)
     try:
-        anywhere = Machine("any machine", cores=1, memory=0, gpus=(), bf16=True)
-        plan = _make_plan(loaded, workers, anywhere)
+        plan = _make_plan(loaded, workers, ANY_MACHINE)
         if loaded.train.precision == "auto":
             plan = plan.model_copy(update={"precision": "bf16"})
         if rank >= plan.layout.workers:

@@ -20,6 +20,8 @@ def show_held(held: "Held", as_json: bool) -> None:
     table.columns[1].justify = "right"
     for name in ("parameters", "gradients", "optimizer", "activations", "total"):
         table.add_row(name.replace("optimizer", "optimiser state"), f"{getattr(held, name) / 1e9:,.2f}")
+    if held.offloaded:
+        table.add_row("in main memory", f"{held.offloaded / 1e9:,.2f}")
     console = Console(highlight=False)
     console.print(held.layout)
     console.print(table)

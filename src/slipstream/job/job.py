@@ -8,8 +8,10 @@ from pydantic import Field, model_validator
 from slipstream.job.base import Section, refuse
 from slipstream.job.data import Data, DigitsData, MnistData, SyntheticData, TextData, TokenData
 from slipstream.job.models import DecoderModel, HuggingFaceModel, ImportModel, Model, ResnetModel
-from slipstream.job.train import Classification, Evaluate, MaskedToken, NextToken, Regression, Task, Train
+from slipstream.job.train import Classification, Evaluate, MaskedToken, NextToken, Regression, Sgd, Task, Train
 from slipstream.job.units import Bytes, Count, Duration, Interval, Money, Seed, Span
+
+OFFLOAD_ON_CPU = "layout.offload has no effect on a CPU: the optimiser's state is in main memory already; leave it out"
 
 
 class Exchange(Section):
@@ -44,6 +46,8 @@ class LayoutChoice(Section):
     recompute: Literal["none", "selective", "full"] = "none"
     """What of a block's forward is computed again in backward instead of being kept: nothing; all but what matrix
     products and attention gave; everything."""
+    offload: Literal["none", "optimizer"] = "none"
+    """optimizer: its state lives in main memory and visits the GPU for each update: slower, with the same result."""
 
     @model_validator(mode="after")
     def _check(self) -> "LayoutChoice":
@@ -181,6 +185,10 @@ class Job(Section):
             problems.append("limits.budget has no effect without machines.price_per_hour")
         if self.machines.device == "cpu" and train.precision == "tf32":
             problems.append("train.precision tf32 exists on NVIDIA GPUs only; use fp32 on a CPU")
+        if self.layout.offload == "optimizer" and self.machines.device == "cpu":
+            problems.append(OFFLOAD_ON_CPU)
+        if self.layout.offload == "optimizer" and isinstance(train.optimizer, Sgd):
+            problems.append("layout.offload has no effect with sgd, which keeps no state")
         if self._has_batch_norm and self.layout.micro_batch:
             problems.append(
                 "layout.micro_batch would change the curve: batch norm takes its statistics over the whole batch; "

@@ -42,6 +42,8 @@ class Layout(Section):
     """The order in which a pipeline's stages work."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What backward computes again."""
+    offload: Literal["none", "optimizer"] = "none"
+    """What lives in main memory."""
 
     @property
     def sizes(self) -> Place:
@@ -95,4 +97,6 @@ class Layout(Section):
             choices.append(self.schedule)
         if self.recompute != "none":
             choices.append(f"recompute {self.recompute}")
+        if self.offload != "none":
+            choices.append(f"offload {self.offload}")
         return ", ".join([axes or "one worker", *choices])

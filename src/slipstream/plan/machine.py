@@ -25,6 +25,10 @@ class Machine:
         return f"{what}, {self.memory / 1e9:.0f} GB"
 
 
+ANY_MACHINE = Machine("any machine", cores=1, memory=0, gpus=(), bf16=True)
+"""Stands for all in a plan that is only looked at."""
+
+
 @cache
 def this_machine() -> Machine:
     """Ask the operating system, and torch if there is a GPU."""

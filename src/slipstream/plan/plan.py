@@ -5,9 +5,10 @@ from typing import Literal
 
 from slipstream.job import Job
 from slipstream.job.base import Section
+from slipstream.job.job import OFFLOAD_ON_CPU
 from slipstream.plan.fit import misfits, nearest_layouts
 from slipstream.plan.layout import Layout
-from slipstream.plan.machine import Machine
+from slipstream.plan.machine import ANY_MACHINE, Machine
 
 
 class Plan(Section):
@@ -32,6 +33,8 @@ def make_plan(job: Job, machine: Machine, workers: int | None = None) -> Plan:
     layout = _choose_layout(job, there, workers)
     if device == "cuda" and layout.workers > there:
         raise ValueError(f"{layout.workers} workers need as many GPUs, and there are {there}; use --workers {there}")
+    if device == "cpu" and layout.offload != "none" and machine != ANY_MACHINE:
+        raise ValueError(OFFLOAD_ON_CPU)
     return Plan(
         machine=str(machine),
         device=device,
@@ -50,7 +53,7 @@ def _choose_layout(job: Job, there: int, workers: int | None) -> Layout:
     replicate = choice.replicate or max(
         1, workers // each if workers else min(there // each, smallest // axes["shard"])
     )
-    chosen = {"sharded": choice.sharded, "schedule": choice.schedule, "recompute": choice.recompute}
+    chosen = {name: getattr(choice, name) for name in ("sharded", "schedule", "recompute", "offload")}
     layout = Layout(
         replicate=replicate,
         **axes,

@@ -28,8 +28,11 @@ def _dcp() -> ModuleType:
     return dcp
 
 
-def load(path: Path, model: SplitModel, optimizer: Optimizer, alone: bool) -> None:
-    """Restore weights and optimiser state in place; any layout may read what any other has written."""
+def load(path: Path, model: SplitModel, optimizer: Optimizer, at_home: torch.device, alone: bool) -> None:
+    """Restore weights and optimiser state in place; any layout may read what any other has written.
+
+    `at_home` is where state as large as its weight lives.
+    """
     dcp = _dcp()
     reader = dcp.FileSystemReader(path)
     saved = reader.read_metadata().state_dict_metadata
@@ -40,7 +43,9 @@ def load(path: Path, model: SplitModel, optimizer: Optimizer, alone: bool) -> No
             # Also its count of steps: torch's fused optimisers want that beside the weight.
             whole = tuple(saved[key].size) == part.shape and bool(part.shape)
             size = part.weight.shape if whole else saved[key].size
-            tensor = torch.empty(size, dtype=saved[key].properties.dtype, device=part.weight.device)
+            device = at_home if whole else part.weight.device
+            pinned = whole and at_home != part.weight.device
+            tensor = torch.empty(size, dtype=saved[key].properties.dtype, device=device, pin_memory=pinned)
             optimizer.state[part.weight][slot] = tensor
             state[key] = Box.of(tensor, part.shape, part.offset) if whole else tensor
     dcp.load(state, storage_reader=reader, no_dist=alone)

@@ -40,6 +40,8 @@ class Held:
     optimizer: int
     activations: int
     """Kept from forward to backward, for all micro-batches that are on their way at once."""
+    offloaded: int
+    """Not on the accelerator but in main memory, and not in the total."""
 
     @property
     def total(self) -> int:
@@ -57,8 +59,10 @@ def dry_run(job: Job, plan: Plan, rank: int, facts: Facts) -> Held:
         whole = sum(_bytes(weight) for module in split.modules for weight in module.parameters())
         held = whole if layout.sharded == "optimizer" else sum(_bytes(part.weight) for part in split.parts)
         state = STATES[type(job.train.optimizer)] * sum(_bytes(part.weight) for part in parts)
+        offloaded = layout.offload == "optimizer"
         activations = _activations(job, plan, rank, facts)
-    return Held(rank, str(layout), held, held, state, activations)
+    at_home, away = (0, state) if offloaded else (state, 0)
+    return Held(rank, str(layout), held, held, at_home, activations, away)
 
 
 @contextmanager

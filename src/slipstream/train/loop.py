@@ -16,7 +16,7 @@ from slipstream.runs.checkpoints import Progress, read_progress
 from slipstream.train.batches import Batches, Share
 from slipstream.train.checkpoint import Checkpointer, load
 from slipstream.train.control import Control
-from slipstream.train.models import build_model
+from slipstream.train.models import build_to_split
 from slipstream.train.parallel.split import SplitModel
 from slipstream.train.precision import set_matrix_precision, weight_dtype
 from slipstream.train.record import Recorder
@@ -57,7 +57,7 @@ def train(
         batches = Batches(job, plan, dataset, world.rank)
         timeline = batches.timeline
         torch.manual_seed(job.seed)
-        plain = build_model(job, dataset.facts).to(world.device, weight_dtype(plan))
+        plain = build_to_split(job, dataset.facts, world.device, weight_dtype(plan))
         parameters = sum(weight.numel() for weight in plain.parameters())
         worker = Worker(job, plan, world, pulse, plain)
         model = worker.model
@@ -107,7 +107,7 @@ def train(
 
 
 def _restore(path: Path, model: SplitModel, update: Update, world: World) -> Progress:
-    load(path, model, update.optimizer, alone=world.size == 1)
+    load(path, model, update.optimizer, update.state_device, alone=world.size == 1)
     progress = read_progress(path)
     if progress.scale is not None and update.scale.active:
         update.scale.value, update.scale.good_steps = progress.scale, progress.good_steps

@@ -4,6 +4,8 @@ import math
 import time
 from typing import Any
 
+import torch
+
 from slipstream.data.base import Facts
 from slipstream.runs import RunFolder, append_line
 from slipstream.runs.checkpoints import Progress
@@ -19,7 +21,7 @@ class Recorder:
 
     def __init__(self, run: RunFolder, facts: Facts, world: World) -> None:
         self._run, self._facts = run, facts
-        self._writes = world.rank == 0
+        self._writes, self._device = world.rank == 0, world.device
         self._clock = time.perf_counter()
         self._seconds = 0.0
         self._warnings = 0
@@ -54,6 +56,8 @@ class Recorder:
             "tokens_per_s": round(batch * self._facts.tokens_per_sample / self._seconds, 1),
             "seconds": round(self._seconds, 6),
         }
+        if self._device.type == "cuda":
+            line["memory"] = torch.cuda.max_memory_allocated(self._device)
         if updated.norm is not None:
             line["grad_norm"] = _finite(updated.norm)
         if updated.skipped:

@@ -1,12 +1,14 @@
 """The update: from the summed gradients to new weights."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from slipstream.job.train import Train
 from slipstream.train.optim import build_optimizer, is_matrix, step
+from slipstream.train.optim.offload import Offload
 from slipstream.train.optim.schedules import batch_factor, rate
 from slipstream.train.parallel.split import SplitModel
 from slipstream.train.precision import LossScale
@@ -32,6 +34,10 @@ class Update:
         self._weights = [part.weight for part in model.parts if part.weight.requires_grad]
         self.optimizer = build_optimizer(train.optimizer, self._weights, model.norms.of)
         self.scale = LossScale(fp16)
+        offloaded = model.layout.offload == "optimizer"
+        self.state_device = torch.device("cpu") if offloaded else self._weights[0].device
+        """Where the optimiser's state lives."""
+        self._step = Offload(self.optimizer, step).step if offloaded else partial(step, self.optimizer)
 
     def apply(self, seen: int, batch: int, finite: bool) -> Updated:
         """Update the weights from their gradients, and forget the gradients."""
@@ -46,7 +52,7 @@ class Update:
             self._clip(norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            step(self.optimizer)
+            self._step()
         self.scale.record(overflowed)
         self._model.updated()
         return Updated(lr, None if norm is None else float(norm), skipped)

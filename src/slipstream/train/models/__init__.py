@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 
+import torch
 from torch import nn
 
 from slipstream.data.base import Facts
@@ -39,6 +40,14 @@ def build_model(job: Job, facts: Facts) -> nn.Module:
     regression. The weights follow from torch's random state, which the caller seeds; on the meta device there are none.
     """
     return MODELS[type(job.model)](job, facts)
+
+
+def build_to_split(job: Job, facts: Facts, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """A model for a worker that may hold only some of it: one that can make its weights piece by piece comes bare."""
+    if isinstance(job.model, DecoderModel):
+        with torch.device("meta"):
+            return build_model(job, facts).to(dtype)
+    return build_model(job, facts).to(device, dtype)
 
 
 def preload(section: Section) -> None:

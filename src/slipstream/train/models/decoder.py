@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from slipstream.data.base import Facts
 from slipstream.job import Job
 from slipstream.job.models import DecoderModel
+from slipstream.train.models.initial import normal_rows
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From queries [B, heads, T, size], keys and values [B, kv_heads, T, size] to what is attended to, like the queries."""
@@ -122,7 +123,11 @@ class Decoder(nn.Module):
         self.head = nn.Linear(section.hidden, vocabulary, bias=False)
         if section.tied:
             self.head.weight = self.embed.tokens.weight
-        self._initialise()
+        self._seed = torch.initial_seed()
+        for name, parameter in self.named_parameters():
+            if not parameter.is_meta:
+                with torch.no_grad():
+                    parameter.copy_(self.initial(name, parameter.shape, range(parameter.shape[0])))
 
     def forward(self, inputs: Tensor) -> Tensor:
         assert inputs.shape[1] <= self.context, f"{inputs.shape[1]} tokens in a context of {self.context}"
@@ -132,14 +137,16 @@ class Decoder(nn.Module):
         logits: Tensor = self.head(self.norm(x))
         return logits
 
-    def _initialise(self) -> None:
-        """As GPT-2 (§2.3): a layer adds to the residual stream twice, and the scale keeps its variance over depth."""
-        residual = _STD / math.sqrt(2 * self.section.layers)
-        for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                nn.init.zeros_(parameter)
-            elif parameter.dim() == 2:
-                nn.init.normal_(parameter, std=residual if name.endswith(("out.weight", "down.weight")) else _STD)
+    def initial(self, name: str, shape: torch.Size, rows: range) -> Tensor:
+        """Some rows of a parameter's first value, by the name and shape that it has in the whole model.
+
+        As GPT-2 (§2.3): a layer adds to the residual stream twice, and the scale keeps its variance over depth.
+        """
+        if len(shape) == 1:
+            return torch.full((len(rows),), 0.0 if name.endswith("bias") else 1.0)
+        adds = name.endswith(("out.weight", "down.weight"))
+        std = _STD / math.sqrt(2 * self.section.layers) if adds else _STD
+        return normal_rows(self._seed, name, shape, std, rows)
 
 
 class Rotation(nn.Module):

@@ -5,7 +5,6 @@ Causal attention costs a late token more than an early one. A sequence is cut in
 workers; each takes an early and a late one, so that all have the same to do (Brandon et al. 2023, arXiv 2311.09431).
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slipstream.plan import Layout, Place
+from slipstream.train.kernels.attention import attend, attend_backward
 from slipstream.train.parallel.groups import Group
 
 
@@ -50,18 +50,19 @@ class RingAttention:
         self._next, self._previous = ranks[(self.index + 1) % self.size], ranks[(self.index - 1) % self.size]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        full = q.dtype if q.dtype in (torch.float32, torch.float64) else torch.float32
-        with torch.autocast(q.device.type, enabled=False):
-            return _ring(q.to(full), k.to(full), v.to(full), self).type_as(q)
+        return _ring(q, k, v, self)
 
-    def visible(self, other: int, length: int, device: torch.device) -> Tensor:
-        """Which of another worker's tokens each of this worker's may see, [T, T]."""
-        mine, theirs = (tokens_of(n, self.size, length * self.size).to(device) for n in (self.index, other))
-        return mine[:, None] >= theirs[None, :]
+    def visible(self, hop: int, length: int) -> tuple[slice, slice]:
+        """Which queries see which of the keys that are here after so many hops.
 
-    def owner(self, hop: int) -> int:
-        """Whose keys and values are here after so many hops."""
-        return (self.index - hop) % self.size
+        Each worker has an early and a late part. Those of a worker before this one lie outside this one's: its early
+        part is seen by all queries, its late part by none. Those of a worker after it lie between: the late queries
+        see both.
+        """
+        owner, half = (self.index - hop) % self.size, length // 2
+        if owner == self.index:
+            return slice(length), slice(length)
+        return (slice(length), slice(half)) if owner < self.index else (slice(half, length), slice(length))
 
     def pass_on(self, tensors: list[Tensor]) -> list[Tensor]:
         """Give to the next worker, and take from the one before."""
@@ -79,52 +80,55 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: RingAttention) -> Tensor:
-        grouped = _by_group(q, k)
-        total = grouped.new_full(grouped.shape[:-1], -math.inf)
-        output = torch.zeros_like(grouped)
         here = [k, v]
         for hop in range(ring.size):
-            scores = _scores(grouped, here[0], ring.visible(ring.owner(hop), q.shape[2], q.device))
-            part = torch.logsumexp(scores, -1)
-            new_total = torch.logaddexp(total, part)
-            weights = torch.exp(scores - new_total.unsqueeze(-1))
-            output = output * torch.exp(total - new_total).unsqueeze(-1) + weights @ here[1].unsqueeze(2)
-            total = new_total
+            queries, keys = ring.visible(hop, q.shape[2])
+            key, value = (_for_each_query(tensor[:, :, keys], q) for tensor in here)
+            part, part_total = attend(q[:, :, queries], key, value, causal=hop == 0)
+            if hop == 0:
+                total = part_total.clone(
+                    memory_format=torch.contiguous_format
+                )  # recomputation may keep the part itself
+                output = part.to(total.dtype, copy=True)
+            else:
+                _join(output[:, :, queries], total[:, :, queries], part, part_total)
             if hop < ring.size - 1:
                 here = ring.pass_on(here)
-        ctx.save_for_backward(q, k, v, output, total)
+        given = output.type_as(q)
+        ctx.save_for_backward(q, k, v, given, total)
         ctx.ring = ring
-        return output.reshape(q.shape)
+        return given
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """As in FlashAttention (arXiv 2205.14135, §B.2), the gradients of keys and values travelling with them."""
+        """The gradients of keys and values travel with them."""
         q, k, v, output, total = ctx.saved_tensors
         ring: RingAttention = ctx.ring
-        grouped, of_output = _by_group(q, k), _by_group(grads[0], k)
-        slack = (of_output * output).sum(-1, keepdim=True)
-        of_q = torch.zeros_like(grouped)
-        here = [k, v, torch.zeros_like(k), torch.zeros_like(v)]
+        of_q = torch.zeros_like(q, dtype=total.dtype)
+        here = [k, v, torch.zeros_like(k, dtype=total.dtype), torch.zeros_like(v, dtype=total.dtype)]
         for hop in range(ring.size):
-            key, value, of_key, of_value = here
-            scores = _scores(grouped, key, ring.visible(ring.owner(hop), q.shape[2], q.device))
-            weights = torch.exp(scores - total.unsqueeze(-1))
-            of_value = of_value + (weights.transpose(-1, -2) @ of_output).sum(2)
-            of_scores = weights * (of_output @ value.unsqueeze(2).transpose(-1, -2) - slack) / math.sqrt(q.shape[-1])
-            of_q += of_scores @ key.unsqueeze(2)
-            of_key = of_key + (of_scores.transpose(-1, -2) @ grouped).sum(2)
-            here = ring.pass_on([key, value, of_key, of_value])  # after the last hop they are at home again
-        return of_q.reshape(q.shape), here[2], here[3], None
+            queries, keys = ring.visible(hop, q.shape[2])
+            key, value = (_for_each_query(tensor[:, :, keys], q) for tensor in here[:2])
+            seen = (tensor[:, :, queries] for tensor in (grads[0], q, output, total))
+            grad, query, given, part_total = seen
+            parts = attend_backward(grad, query, key, value, given, part_total, causal=hop == 0)
+            of_q[:, :, queries] += parts[0]
+            for whole, part in zip(here[2:], parts[1:], strict=True):
+                whole[:, :, keys] += part.view(*k.shape[:2], -1, *part.shape[2:]).sum(2)
+            here = ring.pass_on(here)  # after the last hop they are at home again
+        return of_q.type_as(q), here[2].type_as(k), here[3].type_as(v), None
 
 
 _ring: Callable[[Tensor, Tensor, Tensor, RingAttention], Tensor] = _Ring.apply
 
 
-def _by_group(q: Tensor, k: Tensor) -> Tensor:
-    """Queries [B, heads, T, size] by the key head they share: [B, kv_heads, queries, T, size]."""
-    return q.reshape(q.shape[0], k.shape[1], -1, *q.shape[2:])
+def _join(output: Tensor, total: Tensor, part: Tensor, part_total: Tensor) -> None:
+    """Add to what queries have got, in place, what they get from further keys."""
+    new_total = torch.logaddexp(total, part_total)
+    output.mul_(torch.exp(total - new_total).unsqueeze(-1)).add_(part * torch.exp(part_total - new_total).unsqueeze(-1))
+    total.copy_(new_total)
 
 
-def _scores(grouped: Tensor, key: Tensor, visible: Tensor) -> Tensor:
-    scores = grouped @ key.unsqueeze(2).transpose(-1, -2) / math.sqrt(key.shape[-1])
-    return scores.masked_fill(~visible, -math.inf)
+def _for_each_query(shared: Tensor, q: Tensor) -> Tensor:
+    """Keys or values [B, kv_heads, T, size], repeated for the query heads that share them."""
+    return shared.repeat_interleave(q.shape[1] // shared.shape[1], dim=1) if q.shape[1] != shared.shape[1] else shared

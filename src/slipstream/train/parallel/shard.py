@@ -1,7 +1,7 @@
 """The shard axis: workers share out weights, gradients and optimiser state (ZeRO: Rajbhandari et al. 2019, arXiv
 1910.02054), by torch's FSDP2, or, where only the optimiser's state is shared out, by pieces of our own."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,13 +14,23 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def shard_module(root: nn.Module, blocks: Iterable[nn.Module], groups: Groups, device: str, regather: bool) -> None:
-    """Let FSDP2 share out a module, block by block; gradients are summed, also over replicas and contexts."""
+def shard_module(
+    root: nn.Module,
+    blocks: Iterable[nn.Module],
+    groups: Groups,
+    device: str,
+    regather: bool,
+    fill: Callable[[nn.Module], None],
+) -> None:
+    """Let FSDP2 share out a module, block by block, each filled with its weights just before, so that at no time much
+    more is held than in the end; gradients are summed, also over replicas and contexts."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     mesh = _mesh(groups, device)
     for block in blocks:
+        fill(block)
         fully_shard(block, mesh=mesh, reshard_after_forward=regather)
+    fill(root)
     fully_shard(root, mesh=mesh, reshard_after_forward=False)  # backward begins with what is in no block
     for module in root.modules():
         if isinstance(module, FSDPModule):

@@ -38,6 +38,7 @@ class SplitModel:
         self._slices: dict[str, Slice] = {}
         self._holders: dict[str, set[int]] = {}
         self.tensor = self._split_tensors(model, job)
+        self._name_of = {weight: self._canonical[name] for name, weight in model.named_parameters()}
         if isinstance(model, Decoder) and (layout.context > 1 or self.tensor):
             self._place_tokens(model, keys)
         self.whole = model
@@ -48,11 +49,15 @@ class SplitModel:
         self.pipeline = self._cut(pieces, device, around) if layout.pipeline > 1 else None
         self.modules: list[nn.Module] = list(self.pipeline.stages) if self.pipeline else [model]
         self.sharded = layout.shard > 1 and layout.sharded != "optimizer"
+        fill = partial(self._fill, device=device)
         if self.sharded:
             for module in self.modules:
                 mine = [block for block in blocks if any(block is part for part in module.modules())]
                 kind = "cpu" if device.type == "meta" else device.type  # a dry run has no device
-                shard_module(module, mine, self.groups, kind, layout.sharded == "parameters")
+                shard_module(module, mine, self.groups, kind, layout.sharded == "parameters", fill)
+        else:
+            for module in self.modules:
+                fill(module)
         self._pieces_of_state = StatePieces(self.groups) if layout.shard > 1 and not self.sharded else None
         self.parts = [self._part(name, parameter) for name, parameter in self._named()]
         self.norms = Norms(
@@ -169,6 +174,27 @@ class SplitModel:
                         0
                     )  # other workers have it; here it would only take memory
         return Pipeline(stages, self.groups, device)
+
+    def _fill(self, module: nn.Module, device: torch.device) -> None:
+        """Make the weights of a model that came without them: only the pieces that are here."""
+        if device.type == "meta":
+            return
+        assert isinstance(self.whole, Decoder) or not any(weight.is_meta for weight in module.parameters())
+        for parameter in module.parameters():
+            if parameter.is_meta:
+                values = self._first_values(self.whole, parameter).to(device, parameter.dtype)
+                filled = nn.Parameter(values.contiguous(), requires_grad=parameter.requires_grad)
+                torch.utils.swap_tensors(parameter, filled)  # type: ignore[no-untyped-call]  # it stays the one that tied layers share
+
+    def _first_values(self, model: Any, piece: nn.Parameter) -> Tensor:
+        name = self._name_of[piece]
+        cut = self._slices.get(name)
+        shape, rows = list(piece.shape), range(piece.shape[0])
+        if cut:
+            shape[cut.dim] = cut.whole
+            rows = range(cut.start, cut.start + piece.shape[0]) if cut.dim == 0 else range(shape[0])
+        values: Tensor = model.initial(name, torch.Size(shape), rows)
+        return values[:, cut.start : cut.start + piece.shape[1]] if cut and cut.dim == 1 else values
 
     def _named(self) -> Iterable[tuple[str, nn.Parameter]]:
         """Every parameter here once, under its first name in the whole model."""

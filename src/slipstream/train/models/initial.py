@@ -1,0 +1,39 @@
+"""Initial weights, drawn in blocks of rows, each from a seed of its own.
+
+So a worker makes only the rows that it holds, and they are those that one worker alone would make.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+_BLOCK = 2**18  # numbers, about: so few that blocks keep all cores busy, so many that a seed costs nothing beside them
+
+
+def normal_rows(seed: int, name: str, shape: Sequence[int], std: float, rows: range) -> Tensor:
+    """Some rows of a matrix of this shape, from a normal distribution."""
+    total, columns = shape
+    each = max(1, _BLOCK // columns)
+    made = torch.empty(len(rows), columns)
+
+    def fill(block: int) -> None:
+        first, last = block * each, min((block + 1) * each, total)
+        drawn = torch.empty(last - first, columns).normal_(0.0, std, generator=_generator(seed, name, block))
+        start, stop = max(first, rows.start), min(last, rows.stop)
+        made[start - rows.start : stop - rows.start] = drawn[start - first : stop - first]
+
+    blocks = range(rows.start // each, -(-rows.stop // each)) if rows else range(0)
+    if len(blocks) == 1:
+        fill(blocks[0])
+        return made
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(fill, blocks))
+    return made
+
+
+def _generator(seed: int, name: str, block: int) -> torch.Generator:
+    digest = hashlib.blake2b(f"{seed} {name} {block}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest) >> 1)
