@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from jobs import write_documents
 from pool import Pool
 
 os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that wait for each other on a busy machine should sleep, not spin
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes are started: let them keep what they compile
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +28,12 @@ def pool() -> Iterator[Pool]:
 @pytest.fixture(scope="session")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_documents(tmp_path_factory.mktemp("data") / "documents.jsonl")
+
+
+@pytest.fixture(scope="session")
+def references() -> dict[str, Any]:
+    """Runs of one worker that others are compared with, by name."""
+    return {}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Layouts come last, when no test that watches the clock runs beside their eight processes.
     """
     order = {f"test_{name}": number for number, name in enumerate(LONGEST)}
-    last = {"test_layouts": len(order) + 1, "test_layout_commands": len(order) + 1}
+    last = dict.fromkeys(("test_layout_commands", "test_layouts", "test_layout_cases"), len(order) + 1)
     items.sort(key=lambda item: (order | last).get(item.path.stem, len(order)))
 
 

@@ -181,7 +181,11 @@ def test_two_launchers_cannot_have_one_run(pool: Pool, tmp_path):
     held = run.lock()
     assert run.is_running
     with pytest.raises(ValueError, match="being run by another process"):
-        run.lock(patience=0.2)
+        run.lock(patience=600)  # whose holder lives: no need to wait
+    os.truncate(held, 0)
+    os.pwrite(held, b"999999999", 0)
+    with pytest.raises(ValueError, match="being run by another process"):
+        run.lock(patience=0.2)  # whose launcher is gone, and something it started is not
     os.close(held)
     assert not run.is_running
 

@@ -20,11 +20,6 @@ def assert_same_curve(curve: list[dict[str, Any]], reference: list[dict[str, Any
         assert values == pytest.approx(expected, rel=tolerance, abs=0), key
 
 
-@pytest.fixture(scope="session")
-def references() -> dict[str, list[dict[str, Any]]]:
-    return {}
-
-
 def reference(name: str, job: Job, pool: Pool, folder: Path, known: dict[str, Any]) -> list[dict[str, Any]]:
     """The curve of one worker with one micro-batch, trained once per test session."""
     if name not in known:

@@ -65,11 +65,12 @@ class RunFolder:
             raise RunError(f"{path} holds no run (no job.yaml in it); `slipstream runs` lists those there are")
         return cls(path)
 
-    def lock(self, patience: float = 15.0) -> int:
+    def lock(self, patience: float = 60.0) -> int:
         """Take the run for this process and those it starts: the returned descriptor is inherited by them.
 
         The lock lasts until the last process that holds the descriptor is gone, so that workers whose launcher was
-        killed can never write beside those of a resume.
+        killed can never write beside those of a resume, which waits for their end; one that is stuck in a write to a
+        busy disk cannot end before that.
         """
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         until = time.monotonic() + patience
@@ -77,11 +78,13 @@ class RunFolder:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() > until:
+                if time.monotonic() > until or _is_alive(os.pread(descriptor, 20, 0)):
                     os.close(descriptor)
                     raise RunError(f"{self.path} is being run by another process; wait for it, or stop it") from None
                 time.sleep(0.05)
             else:
+                os.truncate(descriptor, 0)
+                os.pwrite(descriptor, str(os.getpid()).encode(), 0)
                 return descriptor
 
     @property
@@ -170,3 +173,14 @@ def new_run_path(root: Path, name: str) -> Path:
 def find_runs(root: Path) -> list[RunFolder]:
     """All runs below a folder, oldest first."""
     return [RunFolder(job.parent) for job in sorted(root.glob("*/job.yaml"), key=lambda p: p.stat().st_mtime)]
+
+
+def _is_alive(launcher: bytes) -> bool:
+    """Whether the process with this number still runs; not, if it is on another machine."""
+    if not launcher.isdigit():
+        return False
+    try:
+        os.kill(int(launcher), 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
