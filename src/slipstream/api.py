@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
-from slipstream.data import expected_facts, prepare
+from slipstream.data import expected_facts, open_dataset, prepare
 from slipstream.fleet.local import LocalFleet, WorkersFailed
 from slipstream.fleet.scratch import Scratch
 from slipstream.job import Job, JobError, check_job, dump, load_job, locate
 from slipstream.job.file import Problem
+from slipstream.job.job import total_samples
 from slipstream.plan import Machine, Plan, make_plan, this_machine
 from slipstream.plan.machine import ANY_MACHINE
 from slipstream.runs import RunError, RunFolder, draw_curve, new_run_path, read_lines, truncate_metrics, write_yaml
@@ -24,6 +25,9 @@ from slipstream.runs.checkpoints import find_checkpoint, read_progress
 from slipstream.runs.result import Result, read_result
 
 if TYPE_CHECKING:
+    from slipstream.plan.check import Score
+    from slipstream.plan.choose import Choice, Objective
+    from slipstream.plan.work import Work
     from slipstream.train.dry_run import Held
 
 RUNS = Path("runs")
@@ -103,6 +107,65 @@ def dry_run(job: str | Path, *, settings: Sequence[str] = (), workers: int | Non
         raise locate(error, job, settings) from error
 
 
+def plan(
+    job: str | Path, *, settings: Sequence[str] = (), objective: "Objective | None" = None, count: int = 6
+) -> "Choice":
+    """The best machines and layouts for a job within its limits, with what they would take and cost."""
+    from slipstream.plan.choose import choose
+    from slipstream.plan.offers import filter_offers, load_offers
+    from slipstream.plan.search import search
+    from slipstream.plan.wanted import wanted_of
+
+    loaded = load_job(job, settings)
+    try:
+        wanted = wanted_of(loaded, _work(loaded), _length(loaded))
+        limits = loaded.limits
+        gpus = ",".join(limits.gpus) if limits.gpus else None
+        offers = filter_offers(load_offers(), gpus, limits.clouds, limits.regions)
+        return choose(wanted, search(wanted, offers, limits.spot), objective, count)
+    except JobError:
+        raise
+    except ValueError as error:
+        raise locate(LateRefusal(loaded, str(error)), job, settings) from error
+
+
+def check_plans(tables: Sequence[Path]) -> "Score":
+    """Score the planner against published results."""
+    from slipstream.plan.check import check
+
+    try:
+        return check(tables)
+    except ValueError as error:
+        raise RunError(str(error)) from error
+
+
+def save_plan(choice: "Choice", path: Path) -> None:
+    """Write the first plan of a choice into a file that a person may edit and `train --plan` takes."""
+    from slipstream.plan.choose import as_values
+
+    write_yaml(path, as_values(choice.plans[0], choice.sure))
+
+
+def _work(job: Job) -> "Work":
+    from slipstream.plan.wanted import decoder_of
+
+    facts = expected_facts(job)
+    known = decoder_of(job, facts.outputs)
+    if known is not None:
+        return known
+    from slipstream.train.measured import measured_work
+
+    return measured_work(job, facts)
+
+
+def _length(job: Job) -> int:
+    """Samples of the whole run; where it is counted in epochs, the data must be looked at."""
+    if job.train.epochs is None:
+        return total_samples(job, 0)
+    _prepare(job, Silence(), str(Path.cwd()))
+    return total_samples(job, len(open_dataset(job)))
+
+
 class LateRefusal(JobError):
     """What is wrong with a job shows only beside the machine, the data or the model."""
 
@@ -111,6 +174,8 @@ class LateRefusal(JobError):
 
 
 def _train(job: Job, workers: int | None, run_dir: str | Path | None, watcher: Watcher) -> Result:
+    if job.limits.budget and not job.machines.price_per_hour:
+        raise LateRefusal(job, "limits.budget has no effect on this machine without machines.price_per_hour")
     plan = _make_plan(job, workers)
     if run_dir:
         RunFolder(run_dir).refuse_if_taken()

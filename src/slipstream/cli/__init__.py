@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from slipstream.cli import doctor, init, resume, runs, schema, show, train, verify
+from slipstream.cli import doctor, init, offers, plan, resume, runs, schema, show, train, verify
 from slipstream.cli.errors import run_and_exit
 
 app = typer.Typer(
@@ -16,11 +16,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("init")(init.command)
+app.command("plan")(plan.command)
 app.command("train")(train.command)
 app.command("verify")(verify.command)
 app.command("resume")(resume.command)
 app.command("runs")(runs.command)
 app.command("show")(show.command)
+app.add_typer(offers.app, name="offers")
 app.command("schema")(schema.command)
 app.command("doctor")(doctor.command)
 

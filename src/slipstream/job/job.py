@@ -3,13 +3,13 @@
 import math
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from slipstream.job.base import Section, refuse
 from slipstream.job.data import Data, DigitsData, MnistData, SyntheticData, TextData, TokenData
 from slipstream.job.models import DecoderModel, HuggingFaceModel, ImportModel, Model, ResnetModel
 from slipstream.job.train import Classification, Evaluate, MaskedToken, NextToken, Regression, Sgd, Task, Train
-from slipstream.job.units import Bytes, Count, Duration, Interval, Money, Seed, Span
+from slipstream.job.units import Bytes, Count, Duration, Interval, Money, Number, Seed, Span
 
 OFFLOAD_ON_CPU = "layout.offload has no effect on a CPU: the optimiser's state is in main memory already; leave it out"
 
@@ -80,11 +80,28 @@ class Limits(Section):
     deadline: Duration | None = None
     """Longest time, counted over all resumes."""
     budget: Money | None = None
-    """Most money; needs `machines.price_per_hour`."""
+    """Most money. A run on this machine needs `machines.price_per_hour` to know what it costs."""
+    clouds: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Plan on these clouds only: aws, gcp, azure, lambda, … Default: all in the table of offers."""
+    regions: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Plan in these regions only; `us-*` stands for many."""
+    gpus: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Plan on these accelerators only: H100, A100-80GB, …"""
+    spot: Literal["never", "also", "only"] = "also"
+    """Whether to plan with machines that may be taken away, which cost less."""
+    preemption: Number = Field(default=0.05, ge=0)
+    """How often a spot machine is taken away in an hour: 0.05 is once in twenty hours."""
+    accelerators: Count | None = None
+    """Most accelerators at once: a quota."""
     first_step: Duration = 900.0
     """A worker that shows no sign of life for this long before its first step ends is reported as hanging."""
     step: Duration = 120.0
     """The same, after the first step."""
+
+    @field_validator("spot", mode="before")
+    @classmethod
+    def _yes_or_no(cls, value: Any) -> Any:
+        return {True: "also", False: "never"}.get(value, value) if isinstance(value, bool) else value
 
 
 class Checkpoint(Section):
@@ -181,8 +198,6 @@ class Job(Section):
             problems.append("train.sample needs the task next-token on text")
         if train.tokens and not self.on_text:
             problems.append("train.tokens needs data made of tokens; give samples, epochs or steps")
-        if self.limits.budget and not self.machines.price_per_hour:
-            problems.append("limits.budget has no effect without machines.price_per_hour")
         if self.machines.device == "cpu" and train.precision == "tf32":
             problems.append("train.precision tf32 exists on NVIDIA GPUs only; use fp32 on a CPU")
         if self.layout.offload == "optimizer" and self.machines.device == "cpu":

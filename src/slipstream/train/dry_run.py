@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slipstream.data.base import Facts
 from slipstream.job import Job
 from slipstream.plan import Layout, Plan
+from slipstream.plan.wanted import STATES
 from slipstream.train.models import build_model
 from slipstream.train.models.decoder import Attention, Decoder
 from slipstream.train.models.dropout import own_dropout
-from slipstream.train.optim import STATES
 from slipstream.train.parallel.pipeline import Stage
 from slipstream.train.parallel.recompute import KEPT
 from slipstream.train.parallel.split import SplitModel
@@ -139,8 +139,12 @@ def _input(module: nn.Module, model: nn.Module, layout: Layout, facts: Facts, dt
     return stream.requires_grad_()
 
 
+def kept_for_backward(module: nn.Module, inputs: Tensor) -> int:
+    """Bytes that a forward of a whole model leaves for backward, beside the parameters."""
+    return _kept(module, inputs, torch.empty(0), last=False, selective=False)
+
+
 def _kept(module: nn.Module, inputs: Tensor, positions: Tensor, last: bool, selective: bool) -> int:
-    """Bytes that a forward leaves for backward, beside the parameters."""
     known = {weight.untyped_storage()._cdata for weight in module.parameters()}
     kept: dict[int, int] = {}
     alive: list[Any] = []

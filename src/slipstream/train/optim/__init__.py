@@ -24,8 +24,6 @@ OPTIMIZERS: dict[type[AnyOptimizer], Callable[[Groups, Any, Norm], torch.optim.O
     Lars: lambda groups, o, norm: LARS(groups, o.lr, o.momentum, o.weight_decay, o.trust, norm),
     Lamb: lambda groups, o, norm: LAMB(groups, o.lr, o.betas, o.eps, o.weight_decay, norm),
 }
-STATES: dict[type[AnyOptimizer], int] = {Sgd: 0, Momentum: 1, Nesterov: 1, Adam: 2, AdamW: 2, Lars: 1, Lamb: 2}
-"""Tensors of a weight's size that each optimiser keeps."""
 
 
 def build_optimizer(setting: AnyOptimizer, weights: Sequence[nn.Parameter], norm: Norm) -> torch.optim.Optimizer:

@@ -1,0 +1,135 @@
+"""Layouts as columns of numbers, one entry for each candidate, and the machines they would run on."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipstream.plan.layout import Layout
+from slipstream.plan.offer_table import Offer
+from slipstream.plan.work import Number
+
+SHARDED = ("nothing", "optimizer", "gradients", "parameters")
+"""What the shard axis shares out, by number."""
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Many layouts at once."""
+
+    replicate: Number
+    shard: Number
+    tensor: Number
+    pipeline: Number
+    context: Number
+    micro_batch: Number
+    stages: Number
+    """Stages of each worker."""
+    sharded: Number
+    """Index into SHARDED."""
+    recompute: Number
+    """Index into RECOMPUTE."""
+    first_in_first_out: Number = 0
+    """1 where all forwards come before all backwards (gpipe)."""
+
+    @classmethod
+    def of(cls, layout: Layout) -> "Grid":
+        """A single layout."""
+        return cls(
+            replicate=np.float64(layout.replicate),
+            shard=np.float64(layout.shard),
+            tensor=np.float64(layout.tensor),
+            pipeline=np.float64(layout.pipeline),
+            context=np.float64(layout.context),
+            micro_batch=np.float64(layout.micro_batch),
+            stages=np.float64(layout.stages / layout.pipeline),
+            sharded=SHARDED.index(layout.sharded) if layout.shard > 1 else 0,
+            recompute=RECOMPUTE.index(layout.recompute),
+            first_in_first_out=int(layout.schedule == "gpipe"),
+        )
+
+    @property
+    def data(self) -> Number:
+        """Groups of workers that take different samples."""
+        return self.replicate * self.shard
+
+    @property
+    def workers(self) -> Number:
+        """All of them."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+
+def micro_batches(grid: Grid, batch: Number) -> Number:
+    """How many pass through the worker with most samples."""
+    return np.ceil(np.ceil(batch / grid.data) / grid.micro_batch)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a worker computes on and talks over."""
+
+    peak: Number
+    """FLOP/s of matrix products in the run's precision."""
+    bits: Number
+    """Of that precision: 4, 8, 16; 32 and 64 count as 16."""
+    peak_16: Number
+    """The same in 16 bits, in which attention stays, or in the run's precision if that is longer."""
+    memory: Number
+    bandwidth: Number
+    """Bytes a second to and from its memory."""
+    link: Number
+    """Bytes a second to its neighbours in the machine, in one direction."""
+    network: Number
+    """Bytes a second of the whole machine to others, in one direction."""
+    per_node: Number
+    """Accelerators in a machine."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the training program is written, where that shows in time and memory."""
+
+    fused: Number = 1
+    """1 where attention and element-wise operations are fused kernels."""
+    sequence: Number = 1
+    """1 where tensor workers share out the sequence too."""
+    gradient_bytes: Number = 4
+    """Of each gradient, as it travels."""
+    weight_bytes: Number = 2
+    """Of each weight, as it travels."""
+    stored_weight: Number = 4
+    """Of each weight, as the model holds it."""
+    master: Number = 0
+    """Of a second, exact copy of each weight, kept with the optimiser's state."""
+    stream_bytes: Number = 4
+    """Of a number in the residual stream: under autocast what fp32 weights and bf16 products add up to is fp32."""
+    kept_bytes: Number = 2
+    """Of a number that backward needs inside a block."""
+    kept_products: Number = 1
+    """Part of a block's products that selective recomputation keeps."""
+    over_context: Number = 0
+    """1 where context workers share out the state of a replica too."""
+    score_bytes: Number = 8
+    """Held for each of the head's scores while the loss is taken, in all copies."""
+
+
+OURS = Style()
+"""Slipstream's own program."""
+
+
+def hardware_of(offer: Offer, precision: str) -> Hardware:
+    """What workers have on a rented machine. A rack whose accelerators are all linked is one machine to them."""
+    accelerator = offer.accelerator
+    bits = {"fp4": 4, "fp8": 8, "int8": 8}.get(precision, 16)
+    peak = accelerator.peaks[precision]
+    linked = max(offer.count, accelerator.linked) if offer.count > 1 and accelerator.linked > 8 else offer.count
+    return Hardware(
+        peak=peak,
+        bits=bits,
+        peak_16=accelerator.peaks.get("bf16" if bits < 16 else precision, peak),
+        memory=accelerator.memory,
+        bandwidth=accelerator.bandwidth,
+        link=offer.link,
+        network=offer.network * linked / offer.count,
+        per_node=linked,
+    )

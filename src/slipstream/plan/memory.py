@@ -1,0 +1,119 @@
+"""What a worker holds, term by term: on the busiest worker, at the worst moment."""
+
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from slipstream.plan.grid import OURS, Grid, Style, micro_batches
+from slipstream.plan.work import Number, Work
+
+CONTEXT = 1.0e9
+"""Bytes that the driver, its kernels and the collectives take before anything is trained."""
+FRAGMENTED = 0.04
+"""What the allocator cannot use, as a part of what is held."""
+_LOW = 2  # bytes of a number in the run's 16-bit precision
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes."""
+
+    parameters: Number
+    gradients: Number
+    optimizer: Number
+    master: Number
+    """A second, exact copy of the weights."""
+    gathered: Number
+    """Weights of other workers that are here for a block's forward or backward, and gradients on their way to them."""
+    activations: Number
+    """Kept from forward to backward, for all micro-batches that are on their way at once."""
+    scores: Number
+    """What the head gives, and the loss makes of it."""
+    reserve: Number
+    """Driver, kernels, collectives, and what the allocator cannot use."""
+
+    @property
+    def state(self) -> Number:
+        """What is held from step to step."""
+        return self.parameters + self.gradients + self.optimizer + self.master
+
+    @property
+    def total(self) -> Number:
+        """All of it."""
+        return sum(astuple(self))
+
+
+def memory(work: Work, grid: Grid, batch: Number, optimizer_states: Number, style: Style = OURS) -> Memory:
+    """What the busiest worker holds. `optimizer_states` are the numbers that the optimiser keeps for each weight."""
+    held = _held_parameters(work, grid)
+    whole = grid.shard * np.where(style.over_context, grid.context, 1) * np.ones_like(held)
+    shared = {name: np.where(grid.sharded >= least, whole, 1.0) for name, least in _SHARED_FROM.items()}
+    activations, scores = _activations(work, grid, batch, style)
+    terms = {
+        "parameters": style.stored_weight * held / shared["parameters"],
+        "gradients": np.maximum(style.gradient_bytes, style.stored_weight) * held / shared["gradients"],
+        "optimizer": 4 * optimizer_states * held / shared["optimizer"],
+        "master": style.master * held / shared["optimizer"],
+        "gathered": np.where(grid.sharded >= 2, _gathered(work, grid, held), 0.0),
+        "activations": activations,
+        "scores": scores,
+    }
+    return Memory(**terms, reserve=CONTEXT + FRAGMENTED * sum(terms.values()))
+
+
+_SHARED_FROM = {"optimizer": 1, "gradients": 2, "parameters": 2}
+
+
+def _held_parameters(work: Work, grid: Grid) -> Number:
+    """Of the worker with most of them: table and head are at the ends of a pipeline."""
+    blocks = np.ceil(work.layers / grid.pipeline) * work.block_parameters
+    ends = np.where(
+        grid.pipeline > 1,
+        np.maximum(work.table_parameters, np.maximum(work.head_parameters, work.table_parameters)),
+        work.table_parameters + work.head_parameters,
+    )
+    return (blocks + ends) / grid.tensor
+
+
+def _gathered(work: Work, grid: Grid, held: Number) -> Number:
+    """Two blocks at once, one computing and one coming, and what is in no block; or all, where weights are kept."""
+    some = (2 * work.block_parameters + work.table_parameters + work.head_parameters) / grid.tensor
+    gradients = _LOW * work.block_parameters / grid.tensor
+    return _LOW * np.where(grid.sharded == 2, held, np.minimum(some, held)) + gradients
+
+
+def _activations(work: Work, grid: Grid, batch: Number, style: Style) -> tuple[Number, Number]:
+    tokens = work.tokens * grid.micro_batch / grid.context
+    along = np.where(style.sequence, grid.tensor, 1)
+    block = tokens * (
+        style.stream_bytes * work.kept_stream / along
+        + (1 - np.asarray(style.fused)) * work.stream * 2 / along  # masks of dropout
+        + style.kept_bytes * work.kept_inside / grid.tensor
+    )
+    scores = 5 * tokens * work.tokens * work.heads / grid.tensor * (work.attention > 0)
+    unfused = block + scores
+    start = tokens * style.stream_bytes * work.stream / along
+    products = start + style.kept_products * tokens * (
+        style.stream_bytes * 2 * work.stream / along + style.kept_bytes * work.products_inside / grid.tensor
+    )
+    fused = np.asarray(style.fused) > 0
+    whole = np.where(fused, block, unfused)
+    selective = np.where(fused, products, block)
+    kept = np.where(grid.recompute == 0, whole, np.where(grid.recompute == 1, selective, start))
+    once = np.where(grid.recompute == 0, 0.0, whole)  # the block that is being computed again
+    layers = np.ceil(work.layers / grid.pipeline)
+    head = style.score_bytes * tokens * work.outputs / grid.tensor
+    first = layers * kept * _in_flight(grid, batch) + once
+    last = layers * kept * np.where(grid.first_in_first_out, micro_batches(grid, batch), 1) + once + head
+    at_the_end = (grid.pipeline == 1) | (last > first)
+    return np.where(at_the_end, last - head, first), np.where(at_the_end, head, 0.0)
+
+
+def _in_flight(grid: Grid, batch: Number) -> Number:
+    """Micro-batches on their way through the first stage: with several stages to a worker a little more than one
+    each (Narayanan et al. 2021, arXiv 2104.04473, §2.2)."""
+    count = micro_batches(grid, batch)
+    most = np.where(
+        grid.stages > 1, grid.pipeline * (1 + (grid.pipeline - 1) / (grid.pipeline * grid.stages)), grid.pipeline
+    )
+    return np.where(grid.first_in_first_out, count, np.minimum(count, most))

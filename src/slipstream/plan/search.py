@@ -1,0 +1,368 @@
+"""Searching: every offer, count of machines and layout, and of those the cheapest, the soonest, or both.
+
+For one kind of machine and one count the best layout is the quickest that fits, whatever the prices. So each kind is
+searched once, however many clouds and regions rent it out, and prices come after.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+
+from slipstream.plan.cost import FAILURES, RESTART, SAVING, Bill, Waste, bill, least_waste
+from slipstream.plan.grid import RECOMPUTE, SHARDED, Grid, Hardware, hardware_of
+from slipstream.plan.layout import Layout
+from slipstream.plan.memory import Memory, memory
+from slipstream.plan.offer_table import Offer
+from slipstream.plan.rates import Rates, fitted_rates
+from slipstream.plan.time import Times, step_time
+from slipstream.plan.work import Work
+
+MACHINES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
+MOST_ACCELERATORS = 16_384
+_MOST_TOKENS = 2**16
+"""In a micro-batch on one worker: nothing gets quicker beyond."""
+_PREEMPTION = 0.05
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Which axes a model can be split along, and how far."""
+
+    tensor: tuple[int, ...] = (1,)
+    """Numbers of tensor workers that divide its heads and widths."""
+    stages: int = 1
+    """Most stages of a pipeline."""
+    context: tuple[int, ...] = (1,)
+    recompute: bool = False
+    """Whether its blocks are known."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be planned: a job in numbers."""
+
+    work: Work
+    splits: Splits
+    batch: int
+    samples: float
+    """Of the whole run."""
+    optimizer_states: int
+    precisions: tuple[str, ...]
+    """Those that will do, the quickest first; an accelerator takes the first that it has."""
+    data_bytes: float = 0.0
+    checkpoints: int = 2
+    """How many are kept."""
+    deadline: float | None = None
+    budget: float | None = None
+    quota: int = MOST_ACCELERATORS
+    """Most accelerators."""
+    preemption: float = _PREEMPTION
+    """How often a spot machine is taken away in an hour."""
+
+    @property
+    def flops(self) -> float:
+        """Of a step, without recomputation."""
+        return float(self.work.flops * self.batch)
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """A plan that could be: some machines, a layout, and what it would come to."""
+
+    offer: Offer
+    machines: int
+    spot: bool
+    layout: Layout
+    precision: str
+    times: Times
+    memory: Memory
+    seconds: float
+    """Of the whole run, failures and checkpoints included."""
+    waste: Waste
+    bill: Bill
+    utilisation: float
+    """Arithmetic that the model needs, as a part of what the accelerators could do."""
+
+    @property
+    def accelerators(self) -> int:
+        """All of them."""
+        return self.machines * self.offer.count
+
+    @property
+    def cost(self) -> float:
+        """Dollars."""
+        return self.bill.total
+
+    @property
+    def step(self) -> float:
+        """Seconds."""
+        return float(self.times.total)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Offers that are the same but for cloud, region and price."""
+
+    offers: tuple[Offer, ...]
+    precision: str
+    on: Hardware
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a kind of machine has no plan."""
+
+    kind: Kind
+    short: float
+    """Bytes that are missing on each accelerator with the layout that needs least."""
+    term: str
+    """The largest part of what that needs."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found."""
+
+    prospects: list[Prospect]
+    refused: list[Refused]
+    evaluated: int
+    """Layouts looked at."""
+
+
+def search(
+    wanted: Wanted,
+    offers: Iterable[Offer],
+    spot: Literal["never", "also", "only"] = "also",
+    rates: Rates | None = None,
+    scale: float = 1.0,
+) -> Found:
+    """The best layout of every kind and count of machines, at the best price of every cloud.
+
+    `scale` is what measured steps took beside predicted ones.
+    """
+    prospects: list[Prospect] = []
+    refused: list[Refused] = []
+    evaluated = 0
+    known: dict[tuple[int, int], _Candidates] = {}  # kinds with as many accelerators to a machine share them
+    for kind in kinds(offers, wanted.precisions):
+        shape = (kind.offers[0].count, int(kind.on.per_node))
+        if shape not in known:
+            known[shape] = _candidates(wanted, *shape)
+        best = _best_layouts(wanted, kind, known[shape], rates or fitted_rates())
+        evaluated += np.size(known[shape].total)
+        if not best:
+            refused.append(_shortfall(kind, known[shape]))
+        for machines, layout, times, held in best:
+            for offer in _cheapest_of_each_cloud(kind.offers, spot):
+                scaled = Times(**{f.name: getattr(times, f.name) * scale for f in fields(Times)})
+                prospects.append(_prospect(wanted, kind, offer, machines, layout, scaled, held))
+    return Found(prospects, refused, evaluated)
+
+
+def kinds(offers: Iterable[Offer], precisions: Sequence[str]) -> list[Kind]:
+    """Offers by what they are, those that can run the precision."""
+    groups: dict[tuple[Any, ...], list[Offer]] = {}
+    for offer in offers:
+        if offer.accelerator.kind == "gpu":
+            key = (offer.accelerator.name, offer.count, offer.link, offer.network)
+            groups.setdefault(key, []).append(offer)
+    found = []
+    for group in groups.values():
+        precision = next((name for name in precisions if name in group[0].accelerator.peaks), None)
+        if precision:
+            found.append(Kind(tuple(group), precision, hardware_of(group[0], precision)))
+    return found
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Layouts for all counts of machines, and what they hold; those that differ in recomputation are neighbours."""
+
+    grid: Grid
+    held: Memory
+    total: Any
+    """Bytes, [layouts, ways to recompute]."""
+
+
+def _best_layouts(
+    wanted: Wanted, kind: Kind, candidates: _Candidates, rates: Rates
+) -> list[tuple[int, Layout, Times, Memory]]:
+    """For each count of machines the quickest layout that fits. To compute less again is always quicker."""
+    count = kind.offers[0].count
+    fits = candidates.total <= kind.on.memory
+    possible = fits.any(axis=1)
+    rows = np.flatnonzero(possible) * fits.shape[1] + fits[possible].argmax(axis=1)
+    grid, held = _rows(candidates.grid, rows), _rows(candidates.held, rows)
+    if not len(rows):
+        return []
+    times = step_time(wanted.work, grid, wanted.batch, kind.on, rates)
+    total = times.total
+    workers = grid.workers
+    order = np.lexsort((total, workers))
+    first = np.unique(workers[order], return_index=True)[1]
+    chosen = order[first]
+    return [(int(workers[row] // count), _layout(grid, row), _row(times, row), _row(held, row)) for row in chosen]
+
+
+def _candidates(wanted: Wanted, count: int, linked: int) -> _Candidates:
+    work = wanted.work
+    key = (wanted.splits, wanted.batch, int(work.tokens), count, linked, min(wanted.quota, MOST_ACCELERATORS))
+    columns = _layouts(*key)
+    modes = len(RECOMPUTE) if wanted.splits.recompute else 1
+    repeated = {name: np.repeat(column, modes) for name, column in columns.items()}
+    grid = Grid(**repeated, recompute=np.tile(np.arange(float(modes)), len(columns["tensor"])))
+    held = memory(work, grid, wanted.batch, wanted.optimizer_states)
+    return _Candidates(grid, held, held.total.reshape(-1, modes))
+
+
+@cache
+def _layouts(splits: Splits, batch: int, tokens: int, count: int, linked: int, quota: int) -> dict[str, Any]:
+    rows = [
+        row
+        for machines in MACHINES
+        if machines * count <= quota
+        for row in _layouts_of(splits, batch, tokens, machines * count, linked)
+    ]
+    names = ("replicate", "shard", "tensor", "pipeline", "context", "micro_batch", "stages", "sharded")
+    return dict(zip(names, np.array(rows, dtype=float).reshape(-1, len(names)).T, strict=True))
+
+
+def _layouts_of(splits: Splits, batch: int, tokens: int, workers: int, linked: int) -> Iterator[tuple[int, ...]]:
+    for tensor in (size for size in splits.tensor if size <= linked and workers % size == 0):
+        for pipeline in _powers(min(splits.stages, workers // tensor)):
+            for context in splits.context:
+                inside = tensor * pipeline * context
+                if workers % inside or workers // inside > batch:
+                    continue
+                data = workers // inside
+                yield from _shared_out(batch, tokens, (tensor, pipeline, context), data, splits.stages, linked)
+
+
+def _shared_out(
+    batch: int, tokens: int, inside: tuple[int, int, int], data: int, most_stages: int, linked: int
+) -> Iterator[tuple[int, ...]]:
+    tensor, pipeline, context = inside
+    share = -(-batch // data)
+    near = max(1, linked // (tensor * context))
+    for shard in {1, data, near if data % near == 0 and near < data else data}:
+        for sharded in (0,) if shard == 1 else (1, 3):
+            for micro_batch in _powers(share):
+                if micro_batch > 1 and micro_batch * tokens / context > _MOST_TOKENS:
+                    continue
+                if pipeline > 1 and batch % (data * micro_batch):
+                    continue
+                for stages in (1, 2) if pipeline > 1 else (1,):
+                    if stages == 2 and ((share // micro_batch) % pipeline or 2 * pipeline > most_stages):
+                        continue
+                    yield (data // shard, shard, tensor, pipeline, context, micro_batch, stages, sharded)
+
+
+def _powers(most: int) -> list[int]:
+    return [2**power for power in range(max(1, most).bit_length())]
+
+
+def _rows(columns: Any, which: Any) -> Any:
+    taken = {field.name: getattr(columns, field.name) for field in fields(columns)}
+    return type(columns)(**{n: v[which] if np.ndim(v) else v for n, v in taken.items()})
+
+
+def _row(columns: Any, row: int) -> Any:
+    taken = {field.name: getattr(columns, field.name) for field in fields(columns)}
+    return type(columns)(**{n: float(v[row] if np.ndim(v) else v) for n, v in taken.items()})
+
+
+def _layout(grid: Grid, row: int) -> Layout:
+    one = _row(grid, row)
+    return Layout(
+        replicate=int(one.replicate),
+        shard=int(one.shard),
+        tensor=int(one.tensor),
+        pipeline=int(one.pipeline),
+        context=int(one.context),
+        micro_batch=int(one.micro_batch),
+        sharded=SHARDED[int(one.sharded)] if one.shard > 1 else "parameters",
+        schedule="interleaved" if one.stages > 1 else "1f1b",
+        recompute=RECOMPUTE[int(one.recompute)],
+    )
+
+
+def _shortfall(kind: Kind, candidates: _Candidates) -> Refused:
+    if not np.size(candidates.total):
+        return Refused(kind, 0.0, "")
+    least = _row(candidates.held, int(np.argmin(candidates.total)))
+    term = max((field.name for field in fields(Memory)), key=lambda name: getattr(least, name))
+    return Refused(kind, float(least.total - kind.on.memory), term)
+
+
+def _cheapest_of_each_cloud(offers: Sequence[Offer], spot: str) -> list[tuple[Offer, bool]]:
+    best: dict[tuple[str, str, bool], Offer] = {}
+    for offer in offers:
+        for wish in (False, True):
+            price = offer.spot if wish else offer.price
+            if price is None or (wish and spot == "never") or (not wish and spot == "only"):
+                continue
+            key = (offer.cloud, offer.machine, wish)
+            known = best.get(key)
+            if known is None or price < ((known.spot if wish else known.price) or 0):
+                best[key] = offer
+    return [(offer, wish) for (_, _, wish), offer in best.items()]
+
+
+def _prospect(
+    wanted: Wanted,
+    kind: Kind,
+    rented: tuple[Offer, bool],
+    machines: int,
+    layout: Layout,
+    times: Times,
+    held: Memory,
+) -> Prospect:
+    offer, spot = rented
+    steps = -(-wanted.samples // wanted.batch)
+    accelerators = machines * offer.count
+    failures = accelerators * FAILURES + (machines * wanted.preemption if spot else 0.0)
+    waste = least_waste(failures / 3600, float(held.parameters + held.optimizer) / SAVING, RESTART)
+    seconds = steps * float(times.total) / (1 - waste.part) if waste.part < 1 else float("inf")
+    price = (offer.spot if spot else offer.price) or 0.0
+    state = 4 * (1 + wanted.optimizer_states) * float(wanted.work.parameters)
+    spent = bill(
+        offer.cloud,
+        machines * price,
+        seconds,
+        wanted.data_bytes + wanted.checkpoints * state,
+        4 * float(wanted.work.parameters),
+    )
+    utilisation = wanted.flops / (float(times.total) * accelerators * float(kind.on.peak))
+    return Prospect(offer, machines, spot, layout, kind.precision, times, held, seconds, waste, spent, utilisation)
+
+
+def feasible(prospects: Iterable[Prospect], wanted: Wanted) -> list[Prospect]:
+    """Those within deadline and budget."""
+    return [
+        prospect
+        for prospect in prospects
+        if prospect.seconds <= (wanted.deadline or float("inf")) and prospect.cost <= (wanted.budget or float("inf"))
+    ]
+
+
+def pareto(prospects: Iterable[Prospect]) -> list[Prospect]:
+    """Those that no other beats in both time and cost, the cheapest first."""
+    front: list[Prospect] = []
+    for prospect in sorted(prospects, key=lambda each: (each.cost, each.seconds)):
+        if not front or prospect.seconds < front[-1].seconds:
+            front.append(prospect)
+    return front
+
+
+def rescaled(wanted: Wanted, batch: int) -> Wanted:
+    """The same job with another batch."""
+    return replace(wanted, batch=batch)
+
+
+def workers_of(layout: Layout) -> int:
+    """Accelerators that a layout takes."""
+    return prod(layout.sizes)

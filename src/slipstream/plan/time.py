@@ -1,0 +1,218 @@
+"""How long a step takes, term by term.
+
+A product takes its arithmetic at the peak it reaches, and the traffic of its matrices on top: small ones are slow for
+that. Attention and element-wise operations come beside it, and the launching of kernels is a floor under all. What
+collectives move crosses the links inside a machine or the network between machines, and hides behind computation in
+part. A pipeline adds the time in which stages wait (Narayanan et al. 2021, arXiv 2104.04473).
+"""
+
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from slipstream.plan.grid import OURS, Grid, Hardware, Style, micro_batches
+from slipstream.plan.rates import Rates
+from slipstream.plan.work import Number, Product, Work
+
+_BYTES = 2  # of what is between the layers, in bf16 and fp16
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a step on the busiest worker."""
+
+    matrix: Number
+    attention: Number
+    elementwise: Number
+    """Norms, activations, residual additions, the loss: what moves memory rather than computes."""
+    launch: Number
+    """Waiting for the processor to launch kernels."""
+    recompute: Number
+    tensor: Number
+    """Exchange along the tensor axis that nothing hides."""
+    context: Number
+    stages: Number
+    """Handing over between pipeline stages."""
+    bubble: Number
+    """Stages that wait for others."""
+    gradients: Number
+    """Exchange of gradients and weights that nothing hides."""
+    optimizer: Number
+    fixed: Number
+    spread: Number
+    """Waiting for the slowest worker."""
+
+    @property
+    def total(self) -> Number:
+        """All of it."""
+        return sum(astuple(self))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Seconds of one micro-batch in one block: forward, and the same for backward."""
+
+    matrix: Number
+    attention: Number
+    elementwise: Number
+    launch: Number
+    tensor: Number
+    context: Number
+
+    @property
+    def total(self) -> Number:
+        return sum(astuple(self))
+
+    def __add__(self, other: "_Block") -> "_Block":
+        return _Block(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+def step_time(work: Work, grid: Grid, batch: Number, on: Hardware, rates: Rates, style: Style = OURS) -> Times:
+    """The time of one step."""
+    count = micro_batches(grid, batch)
+    forward, backward = _block(work, grid, on, rates, style)
+    both = forward + backward
+    again = np.where(grid.recompute == 2, forward.total, (grid.recompute == 1) * _selective(forward, style))
+    layers = work.layers / grid.pipeline
+    head = _head(work, grid, on, rates)
+    handed = _handed_over(work, grid, on, rates)
+    stage = layers * (both.total + again) + head
+    evenly = (work.layers * (both.total + again) + head) / grid.pipeline
+    times = {
+        "matrix": count * (layers * both.matrix + head - _loss(work, grid, on, rates)),
+        "attention": count * layers * both.attention,
+        "elementwise": count * (layers * both.elementwise + _loss(work, grid, on, rates)),
+        "launch": count * layers * both.launch,
+        "recompute": count * layers * again,
+        "tensor": count * layers * both.tensor,
+        "context": count * layers * both.context,
+        "stages": count * handed,
+        "bubble": (grid.pipeline - 1) / grid.stages * (evenly + handed),
+        "gradients": _gradients(work, grid, on, rates, style, stage, count),
+        "optimizer": rates.optimizer_bytes * _owned(work, grid) / (on.bandwidth * rates.bandwidth),
+        "fixed": rates.step + 0 * count,
+    }
+    return Times(**times, spread=sum(times.values()) * rates.spread * np.log2(np.maximum(1, grid.workers)))
+
+
+def _block(work: Work, grid: Grid, on: Hardware, rates: Rates, style: Style) -> tuple[_Block, _Block]:
+    """Forward and backward."""
+    rows = grid.micro_batch / grid.context  # samples' worth of tokens on a worker
+    matrix = sum(_product(part, rows, grid, on, rates) for part in work.block)
+    attention = _attention(work, rows, grid, on, rates, style)
+    elementwise = _elementwise(work, rows, grid, on, rates, style)
+    launch = np.where(style.fused, rates.launch, rates.unfused_launch)
+    tensor = _tensor(work, rows, grid, on, rates)
+    ring = _ring(work, rows, grid, on, rates)
+    forward = _with_floor(matrix, attention, elementwise, launch, tensor, np.maximum(0, ring - attention))
+    # Each product becomes two. Fused attention computes its scores again: five products for the two of the forward.
+    # Keys and values travel with their gradients.
+    attention = np.where(style.fused, 2.5, 2) * attention
+    late = np.maximum(0, 2 * ring - attention)
+    return forward, _with_floor(2 * matrix, attention, 1.6 * elementwise, 2 * launch, tensor, late)
+
+
+def _with_floor(
+    matrix: Number, attention: Number, elementwise: Number, launch: Number, tensor: Number, context: Number
+) -> _Block:
+    busy = matrix + attention + elementwise
+    squares = busy * busy, launch * launch
+    floored = np.sqrt(np.sqrt(squares[0] * squares[0] + squares[1] * squares[1]))  # the larger, without a corner
+    return _Block(matrix, attention, elementwise, floored - busy, tensor, context)
+
+
+def _product(part: Product, samples: Number, grid: Grid, on: Hardware, rates: Rates) -> Number:
+    m, n, k = part.rows * samples, part.n, part.k
+    n, k = (n / grid.tensor, k) if part.split == "n" else (n, k / grid.tensor) if part.split == "k" else (n, k)
+    reached = np.where(on.bits >= 16, rates.matrix_16, np.where(on.bits == 8, rates.matrix_8, rates.matrix_4))
+    arithmetic = 2 * m * n * k / (on.peak * reached)
+    arithmetic = arithmetic + rates.matrix_start
+    return arithmetic + rates.matrix_traffic * _BYTES * (m * k + k * n + m * n) / (on.bandwidth * rates.bandwidth)
+
+
+def _attention(work: Work, samples: Number, grid: Grid, on: Hardware, rates: Rates, style: Style) -> Number:
+    flops = work.attention * samples / grid.tensor
+    length = work.tokens / grid.context
+    fused = flops / (on.peak_16 * rates.attention) * (1 + rates.attention_length / length)
+    scores = work.tokens * samples * work.tokens * work.heads / grid.tensor * (work.attention > 0)
+    # Without fusion what causality hides is computed too, and scores travel.
+    unfused = 2 * flops / (on.peak_16 * rates.matrix_16) + rates.scores_traffic * _BYTES * scores / (
+        on.bandwidth * rates.bandwidth
+    )
+    return np.where(style.fused, fused, unfused)
+
+
+def _elementwise(work: Work, samples: Number, grid: Grid, on: Hardware, rates: Rates, style: Style) -> Number:
+    stream = rates.stream_traffic * work.stream / np.where(style.sequence, grid.tensor, 1)
+    inner = rates.inner_traffic * work.inner / grid.tensor
+    more = np.where(style.fused, 1, rates.unfused_traffic)
+    return more * _BYTES * work.tokens * samples * (stream + inner) / (on.bandwidth * rates.bandwidth)
+
+
+def _tensor(work: Work, samples: Number, grid: Grid, on: Hardware, rates: Rates) -> Number:
+    """In a block, forward or backward, tensor workers sum the stream twice."""
+    inside = grid.tensor <= on.per_node
+    speed = np.where(inside, on.link * rates.link, on.network / on.per_node * rates.network)
+    summed = 2 * (grid.tensor - 1) / grid.tensor * _BYTES * work.tokens * samples * work.stream
+    return (grid.tensor > 1) * 2 * (summed / speed + rates.link_latency) * (1 - rates.tensor_hidden)
+
+
+def _ring(work: Work, samples: Number, grid: Grid, on: Hardware, rates: Rates) -> Number:
+    """Keys and values go round the context workers."""
+    inside = grid.tensor * grid.context <= on.per_node
+    speed = np.where(inside, on.link * rates.link, on.network / on.per_node * rates.network)
+    hop = 2 * _BYTES * work.tokens * samples * work.keys / grid.tensor / speed
+    return (grid.context - 1) * (hop + np.where(inside, rates.link_latency, rates.network_latency))
+
+
+def _head(work: Work, grid: Grid, on: Hardware, rates: Rates) -> Number:
+    rows = grid.micro_batch / grid.context
+    return 3 * sum(_product(part, rows, grid, on, rates) for part in work.head) + _loss(work, grid, on, rates)
+
+
+def _loss(work: Work, grid: Grid, on: Hardware, rates: Rates) -> Number:
+    scores = work.tokens * grid.micro_batch / grid.context * work.outputs / grid.tensor
+    return rates.loss_traffic * 4 * scores / (on.bandwidth * rates.bandwidth)
+
+
+def _selective(forward: _Block, style: Style) -> Number:
+    return forward.elementwise + np.where(style.fused, 0, forward.attention)
+
+
+def _handed_over(work: Work, grid: Grid, on: Hardware, rates: Rates) -> Number:
+    """A micro-batch goes from stage to stage, and its gradient back."""
+    size = _BYTES * work.tokens * grid.micro_batch / grid.context * work.stream / grid.tensor
+    each = size / (on.network / on.per_node * rates.network) + rates.network_latency
+    return (grid.pipeline > 1) * 2 * grid.stages * each
+
+
+def _gradients(
+    work: Work, grid: Grid, on: Hardware, rates: Rates, style: Style, stage: Number, count: Number
+) -> Number:
+    """Gradients are summed once a step; with shared-out weights they and the weights travel for each micro-batch."""
+    held = work.parameters / (grid.tensor * grid.pipeline)
+    group = grid.data * grid.context
+    gathered, summed = style.weight_bytes * held, style.gradient_bytes * held
+    speed = _speed(grid, on, rates, group)
+    part = (group - 1) / group
+    once = np.where(grid.sharded == 0, 2 * summed, summed + gathered) * part / speed
+    gathers = np.where(grid.sharded == 3, 2, 1)
+    latency = rates.network_latency * np.log2(np.maximum(2, group)) * (gathers + 1) * work.layers / grid.pipeline
+    each = (gathers * gathered + style.weight_bytes * held) * part / speed + latency * (group > 1)
+    hidden = rates.gradients_hidden
+    every = each * (1 - hidden) + np.maximum(0, hidden * each - stage)
+    last = once * (1 - hidden) + np.maximum(0, hidden * once - 2 / 3 * stage)
+    return np.where(grid.sharded >= 2, count * every, last)
+
+
+def _speed(grid: Grid, on: Hardware, rates: Rates, group: Number) -> Number:
+    """Bytes a second of a collective over data workers. Those in one machine share its network as a ring does: only
+    what leaves the machine counts, so a group with more members in it has more of the network."""
+    inside = np.maximum(1, np.minimum(group, on.per_node // grid.tensor))
+    network = on.network * rates.network * inside / on.per_node
+    return np.where(group > inside, np.minimum(on.link * rates.link, network), on.link * rates.link)
+
+
+def _owned(work: Work, grid: Grid) -> Number:
+    held = work.parameters / (grid.tensor * grid.pipeline)
+    return np.where(grid.sharded > 0, held / grid.shard, held)

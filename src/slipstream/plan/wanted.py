@@ -1,0 +1,53 @@
+"""A job in the numbers that a search needs."""
+
+from slipstream.job import Job
+from slipstream.job.models import DecoderModel
+from slipstream.job.train import Adam, AdamW, Lamb, Lars, Momentum, Nesterov, Sgd
+from slipstream.plan.search import MOST_ACCELERATORS, Splits, Wanted
+from slipstream.plan.work import Work, work_of_decoder
+
+STATES = {Sgd: 0, Momentum: 1, Nesterov: 1, Adam: 2, AdamW: 2, Lars: 1, Lamb: 2}
+"""Numbers of a weight's size that each optimiser keeps."""
+_SHORTEST_CONTEXT = 2048
+"""Tokens of a sequence that are worth a worker."""
+
+
+def wanted_of(job: Job, work: Work, samples: float) -> Wanted:
+    """What to plan for. `samples` is the length of the run."""
+    limits = job.limits
+    return Wanted(
+        work=work,
+        splits=_splits(job),
+        batch=job.train.batch,
+        samples=samples,
+        optimizer_states=STATES[type(job.train.optimizer)],
+        precisions=("bf16", "fp16") if job.train.precision == "auto" else (job.train.precision,),
+        data_bytes=2.0 * samples * float(work.tokens),
+        checkpoints=job.checkpoint.keep,
+        deadline=limits.deadline,
+        budget=limits.budget,
+        quota=limits.accelerators or MOST_ACCELERATORS,
+        preemption=limits.preemption,
+    )
+
+
+def decoder_of(job: Job, vocabulary: int) -> Work | None:
+    """The work of a decoder, which is known without building it."""
+    if not isinstance(job.model, DecoderModel):
+        return None
+    sequence: int = job.data.sequence  # type: ignore[union-attr]
+    return work_of_decoder(job.model, job.model.vocabulary or vocabulary, sequence)
+
+
+def _splits(job: Job) -> Splits:
+    model = job.model
+    if not isinstance(model, DecoderModel):
+        return Splits()
+    sequence: int = job.data.sequence  # type: ignore[union-attr]
+    heads = model.kv_heads or model.heads
+    powers = [2**power for power in range(8)]
+    context = tuple(c for c in powers if c == 1 or (sequence % (2 * c) == 0 and sequence // c >= _SHORTEST_CONTEXT))
+    tensor = tuple(
+        t for t in powers if heads % t == 0 and model.inner % t == 0 and all(sequence // c % t == 0 for c in context)
+    )
+    return Splits(tensor, 1 if job.train.ramp else model.layers, context, recompute=True)
