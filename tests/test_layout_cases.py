@@ -13,8 +13,8 @@ from slipstream.job import Job, dump
 from slipstream.plan import Layout, make_plan
 from slipstream.plan.layout import SPOKEN
 from slipstream.plan.machine import Machine
+from slipstream.plan.stages import balance
 from slipstream.train.parallel.context import tokens_of
-from slipstream.train.parallel.pipeline import balance
 
 
 @pytest.mark.parametrize("optimizer", ["lars", "lamb"])

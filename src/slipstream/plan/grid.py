@@ -93,6 +93,8 @@ class Style:
     """1 where attention and element-wise operations are fused kernels."""
     sequence: Number = 1
     """1 where tensor workers share out the sequence too."""
+    balanced: Number = 1
+    """1 where stages are cut so that all have as much to do, the head counted; 0 where all have as many blocks."""
     gradient_bytes: Number = 4
     """Of each gradient, as it travels."""
     weight_bytes: Number = 2
@@ -105,6 +107,8 @@ class Style:
     """Of a number in the residual stream: under autocast what fp32 weights and bf16 products add up to is fp32."""
     kept_bytes: Number = 2
     """Of a number that backward needs inside a block."""
+    keeps_gathered: Number = 1
+    """1 where the sequence that tensor workers have gathered for a product is kept for its backward."""
     kept_products: Number = 1
     """Part of a block's products that selective recomputation keeps."""
     over_context: Number = 0

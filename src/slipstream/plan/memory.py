@@ -1,10 +1,11 @@
 """What a worker holds, term by term: on the busiest worker, at the worst moment."""
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
 from slipstream.plan.grid import OURS, Grid, Style, micro_batches
+from slipstream.plan.stages import most_parameters
 from slipstream.plan.work import Number, Work
 
 CONTEXT = 1.0e9
@@ -40,7 +41,7 @@ class Memory:
     @property
     def total(self) -> Number:
         """All of it."""
-        return sum(astuple(self))
+        return sum(vars(self).values())
 
 
 def memory(work: Work, grid: Grid, batch: Number, optimizer_states: Number, style: Style = OURS) -> Memory:
@@ -65,14 +66,14 @@ _SHARED_FROM = {"optimizer": 1, "gradients": 2, "parameters": 2}
 
 
 def _held_parameters(work: Work, grid: Grid) -> Number:
-    """Of the worker with most of them: table and head are at the ends of a pipeline."""
-    blocks = np.ceil(work.layers / grid.pipeline) * work.block_parameters
-    ends = np.where(
-        grid.pipeline > 1,
-        np.maximum(work.table_parameters, np.maximum(work.head_parameters, work.table_parameters)),
-        work.table_parameters + work.head_parameters,
-    )
-    return (blocks + ends) / grid.tensor
+    """Of the worker with most of them."""
+    if np.ndim(work.layers):  # many models at once, cut as other programs cut them: as many blocks to each stage
+        ends = np.where(grid.pipeline > 1, work.table_parameters, work.table_parameters + work.head_parameters)
+        return (np.ceil(work.layers / grid.pipeline) * work.block_parameters + ends) / grid.tensor
+    pipelines, stages = np.broadcast_arrays(np.atleast_1d(grid.pipeline), np.atleast_1d(grid.stages))
+    cuts, which = np.unique(np.stack((pipelines, stages)), axis=1, return_inverse=True)
+    most = np.array([most_parameters(work, int(pipeline), int(each)) for pipeline, each in cuts.T])
+    return most[which].reshape(np.shape(grid.pipeline)) / grid.tensor
 
 
 def _gathered(work: Work, grid: Grid, held: Number) -> Number:
@@ -86,7 +87,9 @@ def _activations(work: Work, grid: Grid, batch: Number, style: Style) -> tuple[N
     tokens = work.tokens * grid.micro_batch / grid.context
     along = np.where(style.sequence, grid.tensor, 1)
     block = tokens * (
-        style.stream_bytes * work.kept_stream / along
+        (style.stream_bytes / along + style.kept_bytes / np.where(style.keeps_gathered, 1, along))
+        * work.kept_stream
+        / 2
         + (1 - np.asarray(style.fused)) * work.stream * 2 / along  # masks of dropout
         + style.kept_bytes * work.kept_inside / grid.tensor
     )

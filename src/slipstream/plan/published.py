@@ -144,8 +144,8 @@ def _published(line: dict[str, str]) -> Row:
         "micro_batch": found["micro_batch"] or found["global_batch"] / data, "batch": found["global_batch"],
         "recompute": {"full": 2.0, "none": 0.0, "": 0.0}.get(line["act_ckpt"], 1.0), "first_in_first_out": 0.0,
         "fused": float(not old), "sequence": float(not old or "SP" in line["act_ckpt"]),
-        **_sharding(line, data, context, old), **_links(line, accelerator),
-        **({"stream_bytes": 1.5, "kept_bytes": 1.0} if bits < 16 and "FSDP" not in line["sharding"] else {}),
+        "balanced": 0.0, **_sharding(line, data, context, old), **_links(line, accelerator),
+        **({"kept_bytes": 1.0} if bits < 16 and "FSDP" not in line["sharding"] else {}),
         "peak": peak, "bits": float(bits), "peak_16": accelerator.peaks["bf16"], "memory": memory,
         "bandwidth": accelerator.bandwidth,
     }  # fmt: skip
@@ -172,7 +172,7 @@ def _single_node(line: dict[str, str]) -> Row:
         "layers": layers, "hidden": hidden, "heads": heads, "kv_heads": heads, "inner": 4 * hidden, "inward": 1.0,
         "vocabulary": 51200.0, "sequence_length": sequence, "tensor": tensor, "pipeline": pipeline, "context": 1.0,
         "stages": 1.0, "micro_batch": micro, "batch": batch, "recompute": 0.0, "first_in_first_out": 0.0,
-        "fused": 0.0, "sequence": 0.0, "replicate": data, "shard": 1.0, "sharded": 0.0, **_MEGATRON,
+        "fused": 0.0, "sequence": 0.0, "balanced": 0.0, "replicate": data, "shard": 1.0, "sharded": 0.0, **_MEGATRON,
         "peak": accelerator.peaks["bf16"], "bits": 16.0, "peak_16": accelerator.peaks["bf16"], "memory": memory,
         "bandwidth": accelerator.bandwidth, "link": accelerator.link, "network": 1e11, "per_node": 8.0,
     }  # fmt: skip
@@ -200,7 +200,7 @@ def _model(line: dict[str, str], found: dict[str, Any]) -> dict[str, float]:
 
 _MEGATRON = {
     "gradient_bytes": 2.0, "weight_bytes": 2.0, "stored_weight": 2.0, "master": 4.0, "stream_bytes": 2.0,
-    "kept_bytes": 2.0, "kept_products": 0.5, "over_context": 1.0, "score_bytes": 6.0,
+    "kept_bytes": 2.0, "keeps_gathered": 0.0, "kept_products": 0.5, "over_context": 1.0, "score_bytes": 6.0,
 }  # fmt: skip
 """Bytes in programs that hold their weights in 16 bits beside an exact copy, and whose loss is fused."""
 

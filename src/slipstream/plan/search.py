@@ -5,9 +5,8 @@ searched once, however many clouds and regions rent it out, and prices come afte
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cache
-from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -156,10 +155,10 @@ def search(
         evaluated += np.size(known[shape].total)
         if not best:
             refused.append(_shortfall(kind, known[shape]))
+        rented = _cheapest_of_each_cloud(kind.offers, spot)
         for machines, layout, times, held in best:
-            for offer in _cheapest_of_each_cloud(kind.offers, spot):
-                scaled = Times(**{f.name: getattr(times, f.name) * scale for f in fields(Times)})
-                prospects.append(_prospect(wanted, kind, offer, machines, layout, scaled, held))
+            scaled = Times(**{name: seconds * scale for name, seconds in vars(times).items()})
+            prospects += [_prospect(wanted, kind, each, machines, layout, scaled, held) for each in rented]
     return Found(prospects, refused, evaluated)
 
 
@@ -191,7 +190,10 @@ class _Candidates:
 def _best_layouts(
     wanted: Wanted, kind: Kind, candidates: _Candidates, rates: Rates
 ) -> list[tuple[int, Layout, Times, Memory]]:
-    """For each count of machines the quickest layout that fits. To compute less again is always quicker."""
+    """For each count of machines the quickest layout that fits, where it is quicker than with fewer machines.
+
+    To compute less again is always quicker.
+    """
     count = kind.offers[0].count
     fits = candidates.total <= kind.on.memory
     possible = fits.any(axis=1)
@@ -204,7 +206,9 @@ def _best_layouts(
     workers = grid.workers
     order = np.lexsort((total, workers))
     first = np.unique(workers[order], return_index=True)[1]
-    chosen = order[first]
+    best = order[first]
+    before = np.minimum.accumulate(np.concatenate(([np.inf], total[best][:-1])))
+    chosen = best[total[best] < before]
     return [(int(workers[row] // count), _layout(grid, row), _row(times, row), _row(held, row)) for row in chosen]
 
 
@@ -266,13 +270,11 @@ def _powers(most: int) -> list[int]:
 
 
 def _rows(columns: Any, which: Any) -> Any:
-    taken = {field.name: getattr(columns, field.name) for field in fields(columns)}
-    return type(columns)(**{n: v[which] if np.ndim(v) else v for n, v in taken.items()})
+    return type(columns)(**{name: v[which] if np.ndim(v) else v for name, v in vars(columns).items()})
 
 
 def _row(columns: Any, row: int) -> Any:
-    taken = {field.name: getattr(columns, field.name) for field in fields(columns)}
-    return type(columns)(**{n: float(v[row] if np.ndim(v) else v) for n, v in taken.items()})
+    return type(columns)(**{name: float(v[row] if np.ndim(v) else v) for name, v in vars(columns).items()})
 
 
 def _layout(grid: Grid, row: int) -> Layout:
@@ -294,7 +296,7 @@ def _shortfall(kind: Kind, candidates: _Candidates) -> Refused:
     if not np.size(candidates.total):
         return Refused(kind, 0.0, "")
     least = _row(candidates.held, int(np.argmin(candidates.total)))
-    term = max((field.name for field in fields(Memory)), key=lambda name: getattr(least, name))
+    term = max(vars(least), key=lambda name: getattr(least, name))
     return Refused(kind, float(least.total - kind.on.memory), term)
 
 
@@ -356,13 +358,3 @@ def pareto(prospects: Iterable[Prospect]) -> list[Prospect]:
         if not front or prospect.seconds < front[-1].seconds:
             front.append(prospect)
     return front
-
-
-def rescaled(wanted: Wanted, batch: int) -> Wanted:
-    """The same job with another batch."""
-    return replace(wanted, batch=batch)
-
-
-def workers_of(layout: Layout) -> int:
-    """Accelerators that a layout takes."""
-    return prod(layout.sizes)

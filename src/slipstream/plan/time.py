@@ -6,7 +6,7 @@ collectives move crosses the links inside a machine or the network between machi
 part. A pipeline adds the time in which stages wait (Narayanan et al. 2021, arXiv 2104.04473).
 """
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Times:
     @property
     def total(self) -> Number:
         """All of it."""
-        return sum(astuple(self))
+        return sum(vars(self).values())
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class _Block:
 
     @property
     def total(self) -> Number:
-        return sum(astuple(self))
+        return sum(vars(self).values())
 
     def __add__(self, other: "_Block") -> "_Block":
-        return _Block(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return _Block(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 def step_time(work: Work, grid: Grid, batch: Number, on: Hardware, rates: Rates, style: Style = OURS) -> Times:
@@ -74,14 +74,16 @@ def step_time(work: Work, grid: Grid, batch: Number, on: Hardware, rates: Rates,
     both = forward + backward
     again = np.where(grid.recompute == 2, forward.total, (grid.recompute == 1) * _selective(forward, style))
     layers = work.layers / grid.pipeline
-    head = _head(work, grid, on, rates)
+    # The head is the last stage's, beside as many blocks as the others have, or all have as much to do.
+    part = np.where(style.balanced, 1 / grid.pipeline, 1.0)
+    head, loss = part * _head(work, grid, on, rates), part * _loss(work, grid, on, rates)
     handed = _handed_over(work, grid, on, rates)
     stage = layers * (both.total + again) + head
-    evenly = (work.layers * (both.total + again) + head) / grid.pipeline
+    evenly = (work.layers * (both.total + again) + head / part) / grid.pipeline
     times = {
-        "matrix": count * (layers * both.matrix + head - _loss(work, grid, on, rates)),
+        "matrix": count * (layers * both.matrix + head - loss),
         "attention": count * layers * both.attention,
-        "elementwise": count * (layers * both.elementwise + _loss(work, grid, on, rates)),
+        "elementwise": count * (layers * both.elementwise + loss),
         "launch": count * layers * both.launch,
         "recompute": count * layers * again,
         "tensor": count * layers * both.tensor,

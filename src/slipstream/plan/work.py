@@ -44,7 +44,8 @@ class Work:
     outputs: Number
     """Scores for each token that the loss takes."""
     kept_stream: Number
-    """Numbers that a block's backward needs for each token, of those that lie along the residual stream."""
+    """Numbers that a block's backward needs for each token, of those that lie along the residual stream: half of them
+    are what norms take, half what they give to products."""
     kept_inside: Number
     """The same, of those that tensor workers share out."""
     products_inside: Number

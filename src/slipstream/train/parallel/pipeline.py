@@ -1,7 +1,6 @@
 """The pipeline axis: stages one after the other, micro-batches on their way through them, by torch's own schedules."""
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -50,25 +49,6 @@ def cost(piece: nn.Module) -> float:
     tables = {id(weight) for part in piece.modules() if isinstance(part, nn.Embedding) for weight in part.parameters()}
     width = sum(weight.shape[-1] for weight in piece.parameters())
     return width + sum(weight.numel() for weight in piece.parameters() if weight.dim() > 1 and id(weight) not in tables)
-
-
-def balance(costs: Sequence[float], stages: int) -> list[range]:
-    """Cut a row of pieces into stages so that the dearest stage is as cheap as can be; none is empty."""
-    assert len(costs) >= stages, "a layout with more stages than pieces is refused before"
-    sums = [0.0, *accumulate(costs)]
-    best = {0: (0.0, [0])}  # number of pieces in the stages so far: the dearest of them, and where they end
-    for stage in range(1, stages + 1):
-        left = stages - stage
-        best = {
-            end: min(
-                (max(dearest, sums[end] - sums[start]), [*ends, end])
-                for start, (dearest, ends) in best.items()
-                if start < end
-            )
-            for end in range(stage, len(costs) - left + 1)
-            if any(start < end for start in best)
-        }
-    return [range(first, last) for first, last in pairwise(best[len(costs)][1])]
 
 
 def own_stages(layout: Layout, index: int) -> list[int]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from slipstream.job import Job
 from slipstream.job.models import HuggingFaceModel, ImportModel
 from slipstream.plan import Plan
+from slipstream.plan.stages import balance
 from slipstream.train.exchange import Exchange, build_exchange
 from slipstream.train.exchange.base import Sum
 from slipstream.train.models.decoder import Attention, Decoder
@@ -18,7 +19,7 @@ from slipstream.train.models.dropout import SampleKeys
 from slipstream.train.parallel.context import Places, RingAttention, tokens_of
 from slipstream.train.parallel.groups import Groups
 from slipstream.train.parallel.parts import Norms, Part
-from slipstream.train.parallel.pipeline import Around, Pipeline, Stage, balance, cost, own_stages
+from slipstream.train.parallel.pipeline import Around, Pipeline, Stage, cost, own_stages
 from slipstream.train.parallel.recompute import recompute_blocks
 from slipstream.train.parallel.shard import StatePieces, shard_module
 from slipstream.train.parallel.tensor import DECODER, Slice, Style, TensorAxis
@@ -37,6 +38,7 @@ class SplitModel:
         self._tied = _tied_names(model)
         self._slices: dict[str, Slice] = {}
         self._holders: dict[str, set[int]] = {}
+        costs = [cost(piece) for _, piece in _pieces(model, job)]  # of whole layers
         self.tensor = self._split_tensors(model, job)
         self._name_of = {weight: self._canonical[name] for name, weight in model.named_parameters()}
         if isinstance(model, Decoder) and (layout.context > 1 or self.tensor):
@@ -46,7 +48,7 @@ class SplitModel:
         blocks = [piece for name, piece in pieces if name.rpartition(".")[2].isdigit()]
         if layout.recompute != "none":
             recompute_blocks(blocks, layout.recompute, keys)
-        self.pipeline = self._cut(pieces, device, around) if layout.pipeline > 1 else None
+        self.pipeline = self._cut(pieces, costs, device, around) if layout.pipeline > 1 else None
         self.modules: list[nn.Module] = list(self.pipeline.stages) if self.pipeline else [model]
         self.sharded = layout.shard > 1 and layout.sharded != "optimizer"
         fill = partial(self._fill, device=device)
@@ -155,8 +157,10 @@ class SplitModel:
                 if isinstance(part, Attention):
                     part.attend = ring
 
-    def _cut(self, pieces: list[tuple[str, nn.Module]], device: torch.device, around: Around) -> Pipeline:
-        cuts = balance([cost(piece) for _, piece in pieces], self.layout.stages)
+    def _cut(
+        self, pieces: list[tuple[str, nn.Module]], costs: list[float], device: torch.device, around: Around
+    ) -> Pipeline:
+        cuts = balance(costs, self.layout.stages)
         stages = [
             Stage(number, [pieces[index] for index in cuts[number]], around)
             for number in own_stages(self.layout, self.place.pipeline)
