@@ -83,6 +83,8 @@ class Hardware:
     """Bytes a second of the whole machine to others, in one direction."""
     per_node: Number
     """Accelerators in a machine."""
+    ahead: Number = 1
+    """1 where kernels are launched ahead of their computation; on a CPU the one waits for the other."""
 
 
 @dataclass(frozen=True)

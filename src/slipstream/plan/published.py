@@ -147,7 +147,7 @@ def _published(line: dict[str, str]) -> Row:
         "balanced": 0.0, **_sharding(line, data, context, old), **_links(line, accelerator),
         **({"kept_bytes": 1.0} if bits < 16 and "FSDP" not in line["sharding"] else {}),
         "peak": peak, "bits": float(bits), "peak_16": accelerator.peaks["bf16"], "memory": memory,
-        "bandwidth": accelerator.bandwidth,
+        "bandwidth": accelerator.bandwidth, "ahead": 1.0,
     }  # fmt: skip
     group = tuple(line[name] for name in ("source", "gpu", "n_gpus", "model", "seq_len", "global_batch", "precision"))
     held = found["memory_gb"]
@@ -174,7 +174,7 @@ def _single_node(line: dict[str, str]) -> Row:
         "stages": 1.0, "micro_batch": micro, "batch": batch, "recompute": 0.0, "first_in_first_out": 0.0,
         "fused": 0.0, "sequence": 0.0, "balanced": 0.0, "replicate": data, "shard": 1.0, "sharded": 0.0, **_MEGATRON,
         "peak": accelerator.peaks["bf16"], "bits": 16.0, "peak_16": accelerator.peaks["bf16"], "memory": memory,
-        "bandwidth": accelerator.bandwidth, "link": accelerator.link, "network": 1e11, "per_node": 8.0,
+        "bandwidth": accelerator.bandwidth, "ahead": 1.0, "link": accelerator.link, "network": 1e11, "per_node": 8.0,
     }  # fmt: skip
     group = ("A100 single node", gpus, batch, hidden, heads, layers, sequence)
     return Row("A100 single node", group, numbers, milliseconds / 1e3, None, memory)

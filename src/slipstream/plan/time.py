@@ -106,21 +106,22 @@ def _block(work: Work, grid: Grid, on: Hardware, rates: Rates, style: Style) -> 
     launch = np.where(style.fused, rates.launch, rates.unfused_launch)
     tensor = _tensor(work, rows, grid, on, rates)
     ring = _ring(work, rows, grid, on, rates)
-    forward = _with_floor(matrix, attention, elementwise, launch, tensor, np.maximum(0, ring - attention))
+    busy = matrix, attention, elementwise
+    forward = _launched(busy, launch, on, tensor, np.maximum(0, ring - attention))
     # Each product becomes two. Fused attention computes its scores again: five products for the two of the forward.
     # Keys and values travel with their gradients.
     attention = np.where(style.fused, 2.5, 2) * attention
     late = np.maximum(0, 2 * ring - attention)
-    return forward, _with_floor(2 * matrix, attention, 1.6 * elementwise, 2 * launch, tensor, late)
+    return forward, _launched((2 * matrix, attention, 1.6 * elementwise), 2 * launch, on, tensor, late)
 
 
-def _with_floor(
-    matrix: Number, attention: Number, elementwise: Number, launch: Number, tensor: Number, context: Number
+def _launched(
+    parts: tuple[Number, Number, Number], launch: Number, on: Hardware, tensor: Number, context: Number
 ) -> _Block:
-    busy = matrix + attention + elementwise
+    busy = sum(parts)
     squares = busy * busy, launch * launch
     floored = np.sqrt(np.sqrt(squares[0] * squares[0] + squares[1] * squares[1]))  # the larger, without a corner
-    return _Block(matrix, attention, elementwise, floored - busy, tensor, context)
+    return _Block(*parts, np.where(on.ahead, floored - busy, launch), tensor, context)
 
 
 def _product(part: Product, samples: Number, grid: Grid, on: Hardware, rates: Rates) -> Number:

@@ -1,0 +1,257 @@
+"""Probing this machine: what its matrices, memory and workers' exchange can do, and what our program makes of it."""
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.api import train
+from slipstream.job import Job
+from slipstream.job.data import TokenData
+from slipstream.job.models import DecoderModel
+from slipstream.plan import Machine, make_plan, this_machine
+from slipstream.plan.calibrate import fit_rates
+from slipstream.plan.grid import Grid
+from slipstream.plan.profile import Profile
+from slipstream.plan.rates import Rates, fitted_rates
+from slipstream.plan.time import step_time
+from slipstream.plan.work import work_of_decoder
+from slipstream.runs import RunFolder, read_lines
+
+STEPS = 8
+_UNSTEADY = 3
+"""First steps that are not counted."""
+Shape = tuple[int, int, int, int, int, str]
+"""Layers, width, tokens, vocabulary, batch, layout."""
+CPU_SHAPES: tuple[Shape, ...] = (
+    (2, 64, 64, 256, 4, ""),
+    (8, 64, 32, 256, 8, ""),
+    (4, 128, 128, 512, 8, ""),
+    (2, 256, 128, 2048, 8, ""),
+    (4, 192, 128, 4096, 16, ""),
+    (2, 384, 256, 1024, 4, ""),
+)
+CPU_SHARED: tuple[Shape, ...] = (
+    (4, 128, 128, 512, 8, "replicate=2"),
+    (4, 192, 128, 4096, 16, "replicate=2"),
+    (2, 256, 128, 2048, 8, "shard=2"),
+    (4, 128, 128, 512, 8, "tensor=2"),
+    (4, 192, 128, 4096, 16, "pipeline=2,micro_batch=8"),
+)
+GPU_SHAPES: tuple[Shape, ...] = (
+    (4, 256, 256, 4096, 8, ""),
+    (8, 512, 512, 8192, 8, ""),
+    (4, 1024, 1024, 32000, 8, ""),
+    (4, 2048, 2048, 32000, 4, ""),
+    (2, 4096, 2048, 32000, 2, ""),
+    (4, 1024, 4096, 32000, 4, ""),
+)
+FITTED = (
+    "matrix_16", "matrix_start", "attention", "stream_traffic", "inner_traffic", "launch", "loss_traffic",
+    "optimizer_bytes", "step",
+)  # fmt: skip
+FITTED_SHARED = ("link", "link_latency", "gradients_hidden", "tensor_hidden", "network_latency")
+
+
+def probe(say: Callable[[str], None]) -> Profile:
+    """Measure for a minute or two."""
+    import torch
+
+    machine = this_machine()
+    device = "cuda" if machine.gpus else "cpu"
+    say("matrix products")
+    peaks, products = _peaks(torch, machine, device)
+    say("memory and the smallest operation")
+    bandwidth, operation = _bandwidth(torch, device), _operation(torch, device)
+    workers = len(machine.gpus) if machine.gpus else machine.cores
+    say("exchange between two workers") if workers > 1 else None
+    link, latency = _exchange(device) if workers > 1 else (1e9, 1e-3)
+    memory = torch.cuda.mem_get_info()[1] if machine.gpus else machine.memory
+    profile = Profile(
+        str(machine), device, datetime.now(UTC).date().isoformat(), torch.__version__, machine.cores, memory, peaks,
+        bandwidth, operation, link, latency, products, asdict(_first_rates(operation, latency)), [],
+    )  # fmt: skip
+    shapes = GPU_SHAPES if device == "cuda" else CPU_SHAPES + (CPU_SHARED if workers > 1 else ())
+    return _fit(profile, list(_measure(shapes, machine, say)))
+
+
+def _first_rates(operation: float, latency: float) -> Rates:
+    """Where the fit begins: a large product reaches what was measured, and a block is some thirty operations."""
+    general = asdict(fitted_rates())
+    return Rates(**{**general, "matrix_16": 0.95, "launch": 30 * operation, "link": 0.9, "link_latency": latency})
+
+
+def _peaks(torch: Any, machine: Machine, device: str) -> tuple[dict[str, float], list[tuple[int, int, int, float]]]:
+    """The best of several sizes, by threads or precision; and all sizes, with all threads or in bf16."""
+    peaks: dict[str, float] = {}
+    products: list[tuple[int, int, int, float]] = []
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    ways = kinds if device == "cuda" else {str(count): torch.float32 for count in sorted({1, machine.cores})}
+    before = torch.get_num_threads()
+    for name, dtype in ways.items():
+        if device == "cpu":
+            torch.set_num_threads(int(name))
+        sizes = (1024, 4096, 8192) if device == "cuda" else (64, 256, 1024)
+        found = [(size, size, size, _rate(torch, size, dtype, device)) for size in sizes]
+        peaks[name] = max(rate for *_, rate in found)
+        if dtype != torch.float32 or device == "cpu":
+            products = found
+    torch.set_num_threads(before)
+    if device == "cuda":
+        peaks["tf32"] = peaks["fp32"]
+    return peaks, products
+
+
+def _rate(torch: Any, size: int, dtype: Any, device: str) -> float:
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    seconds = _timed(torch, lambda: a @ b, device)
+    return float(2 * size**3 / seconds)
+
+
+def _bandwidth(torch: Any, device: str) -> float:
+    numbers = 2**28 if device == "cuda" else 2**24
+    source = torch.ones(numbers, device=device)
+    target = torch.empty_like(source)
+    return float(2 * 4 * numbers / _timed(torch, lambda: target.copy_(source), device))
+
+
+def _operation(torch: Any, device: str) -> float:
+    x = torch.zeros(16, device=device)
+    return _timed(torch, lambda: x.add_(1.0), device, least=1000)
+
+
+def _timed(torch: Any, work: Callable[[], Any], device: str, least: int = 3, seconds: float = 0.4) -> float:
+    """The best of several rounds."""
+    best, until = float("inf"), time.perf_counter() + seconds
+    work()
+    while time.perf_counter() < until:
+        start = time.perf_counter()
+        for _ in range(least):
+            work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, (time.perf_counter() - start) / least)
+    return best
+
+
+def _exchange(device: str) -> tuple[float, float]:
+    """Bytes a second and least seconds of an all-reduce between two workers."""
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    with tempfile.TemporaryDirectory(prefix="slipstream-probe-") as folder:
+        ranks = [context.Process(target=_reduce, args=(rank, folder, device, results)) for rank in range(2)]
+        for process in ranks:
+            process.start()
+        small, large, size = results.get(timeout=120)
+        for process in ranks:
+            process.join()
+    return size / max(1e-9, large - small), small
+
+
+def _reduce(rank: int, folder: str, device: str, results: Any) -> None:
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    store = torch._C._distributed_c10d.FileStore(str(Path(folder) / "store"), 2)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=rank, world_size=2)
+    seconds = []
+    numbers = 2**22
+    for count in (16, numbers):
+        x = torch.zeros(count, device=device)
+        rounds = []
+        for _ in range(12):
+            start = time.perf_counter()
+            dist.all_reduce(x)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            rounds.append(time.perf_counter() - start)
+        seconds.append(float(np.median(rounds[2:])))
+    if rank == 0:
+        results.put((*seconds, 4 * numbers))
+    dist.destroy_process_group()
+
+
+def probe_job(shape: Shape, folder: Path) -> Job:
+    """A small decoder on random tokens."""
+    layers, hidden, tokens, vocabulary, batch, layout = shape
+    path = folder / f"tokens-{vocabulary}.npy"
+    if not path.exists():
+        np.save(path, np.random.default_rng(0).integers(0, vocabulary, 200_000).astype(np.int32))
+    pairs = (pair.split("=") for pair in layout.split(",") if pair)
+    chosen = {key: int(value) if value.isdigit() else value for key, value in pairs} or {"replicate": 1}
+    return Job.model_validate(
+        {
+            "name": "probe",
+            "model": {"kind": "decoder", "layers": layers, "hidden": hidden, "heads": max(2, hidden // 64)},
+            "data": {"source": str(path), "tokens": True, "sequence": tokens, "vocabulary": vocabulary},
+            "train": {
+                "steps": STEPS,
+                "batch": batch,
+                "optimizer": {"name": "adamw", "lr": 1e-4},
+                "clip": {"norm": 1.0},
+            },
+            "checkpoint": {"every": STEPS, "keep": 1},
+            "layout": chosen,
+        }
+    )
+
+
+def _measure(shapes: tuple[Shape, ...], machine: Machine, say: Callable[[str], None]) -> Iterator[tuple[Job, float]]:
+    with tempfile.TemporaryDirectory(prefix="slipstream-probe-") as folder:
+        for number, shape in enumerate(shapes, 1):
+            say(f"training steps, {number} of {len(shapes)}")
+            job = probe_job(shape, Path(folder))
+            workers = make_plan(job, machine).layout.workers
+            yield job, measure_step(job, workers, Path(folder) / str(number))
+
+
+def measure_step(job: Job, workers: int, folder: Path) -> float:
+    """Seconds of a step, the median of the steady ones."""
+    train(job, workers=workers, run_dir=folder)
+    lines = list(read_lines(RunFolder(folder).metrics))
+    return float(np.median([line["seconds"] for line in lines[_UNSTEADY:]]))
+
+
+def predict_step(job: Job, profile: Profile, rates: Rates) -> float:
+    """What the planner says of a decoder's step on this machine."""
+    plan = make_plan(job, this_machine())
+    assert isinstance(job.model, DecoderModel), "the probe's jobs are decoders"
+    assert isinstance(job.data, TokenData), "and their data are tokens"
+    work = work_of_decoder(job.model, job.data.vocabulary, job.data.sequence)
+    on = profile.hardware(plan.layout.workers, plan.precision)
+    return float(step_time(work, Grid.of(plan.layout), job.train.batch, on, rates).total)
+
+
+def _fit(profile: Profile, measured: list[tuple[Job, float]]) -> Profile:
+    seconds = np.array([each for _, each in measured])
+    shared = any(make_plan(job, this_machine()).layout.workers > 1 for job, _ in measured)
+    names = FITTED + (FITTED_SHARED if shared else ())
+
+    def predict(rates: Rates) -> Any:
+        return np.array([predict_step(job, profile, rates) for job, _ in measured])
+
+    rates = fit_rates(profile.fitted, names, predict, seconds)
+    steps = [
+        (_describe(job), float(took), float(given)) for (job, took), given in zip(measured, predict(rates), strict=True)
+    ]
+    return Profile(**{**asdict(profile), "rates": asdict(rates), "steps": steps})
+
+
+def _describe(job: Job) -> str:
+    model = job.model
+    assert isinstance(model, DecoderModel), "the probe's jobs are decoders"
+    layout = make_plan(job, this_machine()).layout
+    size = f"{model.layers} × {model.hidden}, {job.train.batch} × {job.data.sequence} tokens"  # type: ignore[union-attr]
+    return f"{size}, {layout}"
