@@ -3,35 +3,42 @@
 import os
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-import yaml
-
-from slipstream.data import expected_facts, open_dataset, prepare
 from slipstream.fleet.local import LocalFleet, WorkersFailed
 from slipstream.fleet.scratch import Scratch
-from slipstream.job import Job, JobError, check_job, dump, load_job, locate
-from slipstream.job.file import Problem
-from slipstream.job.job import total_samples
-from slipstream.plan import Machine, Plan, make_plan, this_machine
-from slipstream.plan.machine import ANY_MACHINE
+from slipstream.job import Job, check_job, dump, load_job, locate
+from slipstream.plan import Plan, this_machine
+from slipstream.plan.here import Here
+from slipstream.planning import (
+    RUNS,
+    LateRefusal,
+    check_plans,
+    dry_run,
+    find_run,
+    plan,
+    plan_here,
+    prepare_data,
+    read_plan,
+    save_plan,
+    settings_of,
+)
 from slipstream.runs import RunError, RunFolder, draw_curve, new_run_path, read_lines, truncate_metrics, write_yaml
 from slipstream.runs.checkpoints import find_checkpoint, read_progress
 from slipstream.runs.result import Result, read_result
 
-if TYPE_CHECKING:
-    from slipstream.plan.check import Score
-    from slipstream.plan.choose import Choice, Objective
-    from slipstream.plan.work import Work
-    from slipstream.train.dry_run import Held
+__all__ = [
+    "RUNS", "LateRefusal", "Silence", "Watcher", "check_plans", "dry_run", "find_run", "plan", "read_plan", "resume",
+    "save_plan", "settings_of", "train",
+]  # fmt: skip
 
-RUNS = Path("runs")
-"""Where runs go when nothing else is said."""
+
+_TEACHES = 20
+"""Steps of a run from which the planner learns."""
 
 
 class Watcher(Protocol):
@@ -91,96 +98,14 @@ def train(
     return _train(check_job(job) if isinstance(job, dict) else job, workers, run_dir, watcher)
 
 
-def dry_run(job: str | Path, *, settings: Sequence[str] = (), workers: int | None = None, rank: int = 0) -> "Held":
-    """What one rank of a job's layout would hold, counted without memory and without the other ranks."""
-    from slipstream.train.dry_run import dry_run
-
-    loaded = load_job(job, settings)
-    try:
-        plan = _make_plan(loaded, workers, ANY_MACHINE)
-        if loaded.train.precision == "auto":
-            plan = plan.model_copy(update={"precision": "bf16"})
-        if rank >= plan.layout.workers:
-            raise LateRefusal(loaded, f"there is no rank {rank} among {plan.layout.workers} workers")
-        return dry_run(loaded, plan, rank, expected_facts(loaded))
-    except LateRefusal as error:
-        raise locate(error, job, settings) from error
-
-
-def plan(
-    job: str | Path, *, settings: Sequence[str] = (), objective: "Objective | None" = None, count: int = 6
-) -> "Choice":
-    """The best machines and layouts for a job within its limits, with what they would take and cost."""
-    from slipstream.plan.choose import choose
-    from slipstream.plan.offers import filter_offers, load_offers
-    from slipstream.plan.search import search
-    from slipstream.plan.wanted import wanted_of
-
-    loaded = load_job(job, settings)
-    try:
-        wanted = wanted_of(loaded, _work(loaded), _length(loaded))
-        limits = loaded.limits
-        gpus = ",".join(limits.gpus) if limits.gpus else None
-        offers = filter_offers(load_offers(), gpus, limits.clouds, limits.regions)
-        return choose(wanted, search(wanted, offers, limits.spot), objective, count)
-    except JobError:
-        raise
-    except ValueError as error:
-        raise locate(LateRefusal(loaded, str(error)), job, settings) from error
-
-
-def check_plans(tables: Sequence[Path]) -> "Score":
-    """Score the planner against published results."""
-    from slipstream.plan.check import check
-
-    try:
-        return check(tables)
-    except ValueError as error:
-        raise RunError(str(error)) from error
-
-
-def save_plan(choice: "Choice", path: Path) -> None:
-    """Write the first plan of a choice into a file that a person may edit and `train --plan` takes."""
-    from slipstream.plan.choose import as_values
-
-    write_yaml(path, as_values(choice.plans[0], choice.sure))
-
-
-def _work(job: Job) -> "Work":
-    from slipstream.plan.wanted import decoder_of
-
-    facts = expected_facts(job)
-    known = decoder_of(job, facts.outputs)
-    if known is not None:
-        return known
-    from slipstream.train.measured import measured_work
-
-    return measured_work(job, facts)
-
-
-def _length(job: Job) -> int:
-    """Samples of the whole run; where it is counted in epochs, the data must be looked at."""
-    if job.train.epochs is None:
-        return total_samples(job, 0)
-    _prepare(job, Silence(), str(Path.cwd()))
-    return total_samples(job, len(open_dataset(job)))
-
-
-class LateRefusal(JobError):
-    """What is wrong with a job shows only beside the machine, the data or the model."""
-
-    def __init__(self, job: Job, message: str) -> None:
-        super().__init__([Problem(job.name, "", message)])
-
-
 def _train(job: Job, workers: int | None, run_dir: str | Path | None, watcher: Watcher) -> Result:
     if job.limits.budget and not job.machines.price_per_hour:
         raise LateRefusal(job, "limits.budget has no effect on this machine without machines.price_per_hour")
-    plan = _make_plan(job, workers)
+    plan = plan_here(job, workers, None)
     if run_dir:
         RunFolder(run_dir).refuse_if_taken()
     home = str(Path.cwd())
-    _prepare(job, watcher, home)
+    prepare_data(job, watcher.say, home)
     run = _create(run_dir, job)
     with _locked(run) as lock:
         try:
@@ -208,30 +133,14 @@ def resume(run_dir: str | Path, *, workers: int | None = None, watcher: Watcher 
         spent, home = run.seconds_spent(), _home(run)
         _refuse_if_spent(run, job, spent)
         before = read_plan(run)
-        plan = _make_plan(job, workers or (before.layout.workers if before else None))
-        _prepare(job, watcher, home)
+        plan = plan_here(job, workers or (before.layout.workers if before else None), before)
+        prepare_data(job, watcher.say, home)
         checkpoint = find_checkpoint(run.checkpoints, lambda text: _warn(run, watcher, text))
         progress = read_progress(checkpoint) if checkpoint else None
         truncate_metrics(run.metrics, progress.step if progress else 0)
         where = f"from step {progress.step}" if progress else "from the start: there is no whole checkpoint yet"
         watcher.say(f"resuming {run.name} {where}")
         return _launch(run, job, plan, checkpoint, watcher, lock, home, spent)
-
-
-def read_plan(run: RunFolder) -> Plan | None:
-    """The plan of the last launch, if it is there and can be read."""
-    try:
-        return Plan.model_validate(yaml.safe_load(run.plan.read_text()))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-
-
-def find_run(name: str | Path) -> RunFolder:
-    """A run by its folder, or by its name under `runs`."""
-    path = Path(name)
-    if not (path / "job.yaml").exists() and (RUNS / path / "job.yaml").exists():
-        path = RUNS / path
-    return RunFolder.open(path)
 
 
 def _create(run_dir: str | Path | None, job: Job) -> RunFolder:
@@ -296,6 +205,8 @@ def _launch(
     assert result is not None, "the first worker leaves one before it ends well"
     run.event(result.status, reason=result.reason, step=result.step, loss=result.loss)
     draw_curve(run)
+    if result.status == "finished" and result.step >= _TEACHES and result.step_seconds and plan.predicted:
+        Here(this_machine()).learn(plan.predicted.step_seconds, result.step_seconds)
     return result
 
 
@@ -309,22 +220,6 @@ def _remove_old_scratch(run: RunFolder) -> None:
 def _home(run: RunFolder) -> str:
     """The folder the run was first started from: the user's own modules are found there."""
     return next((event["folder"] for event in read_lines(run.events) if event["event"] == "launch"), str(Path.cwd()))
-
-
-def _make_plan(job: Job, workers: int | None, machine: Machine | None = None) -> Plan:
-    try:
-        return make_plan(job, machine or this_machine(), workers)
-    except ValueError as error:
-        raise LateRefusal(job, str(error)) from error
-
-
-def _prepare(job: Job, watcher: Watcher, home: str) -> None:
-    if home not in sys.path:
-        sys.path.insert(0, home)  # where the user's own modules are found, also by the workers
-    try:
-        prepare(job, watcher.say)
-    except ValueError as error:
-        raise LateRefusal(job, str(error)) from error
 
 
 def _warn(run: RunFolder, watcher: Watcher, text: str) -> None:

@@ -10,5 +10,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's fold
 
 
 def layout_settings(text: str | None) -> list[str]:
-    """`shard=2,tensor=2` as settings of the job."""
+    """`shard=2,tensor=2` as settings of the job; `auto` as it is."""
+    if text and text.strip() == "auto":
+        return ["layout=auto"]
     return [f"layout.{part.strip()}" for part in text.split(",") if part.strip()] if text else []

@@ -23,6 +23,10 @@ def command(
         typer.Option(help="Default: cheapest within a deadline, fastest within a budget, else the front of both."),
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="How many plans to show.")] = 6,
+    here: Annotated[bool, typer.Option("--here", help="Plan for this machine alone.")] = False,
+    calibrate: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Correct predictions by a run's measured steps.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Plan A's memory and time, term by term.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw time against cost into FILE.png or FILE.html.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write plan A into FILE.yaml, for `train --plan`.")] = None,
@@ -38,7 +42,7 @@ def command(
         return
     if tables:
         raise typer.BadParameter("one job at a time")
-    choice = api.plan(job, settings=settings or [], objective=objective, count=count)
+    choice = api.plan(job, settings=settings or [], objective=objective, count=count, here=here, calibrate=calibrate)
     if save:
         api.save_plan(choice, save)
     if plot:
@@ -88,6 +92,8 @@ def _letter(number: int) -> str:
 
 def _machines(plan: "Prospect") -> str:
     offer = plan.offer
+    if offer.cloud == "this machine":
+        return f"this machine, {offer.count} × {offer.accelerator.name}"
     rented = f"{plan.machines} × {offer.cloud} {offer.machine}{' spot' if plan.spot else ''}"
     return f"{rented}, {offer.region}: {plan.accelerators} × {offer.accelerator.name}"
 

@@ -15,6 +15,9 @@ def command(
     layout: Annotated[
         str | None, typer.Option(help="How to split: shard=2,tensor=2. As --set layout.shard=2 …")
     ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan that `slipstream plan --save` has written: its layout and precision.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Workers. Default: one per GPU or CPU core.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of this run. Default: runs/NAME-1, -2, …")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only build one rank, without memory, and count.")] = False,
@@ -25,7 +28,9 @@ def command(
     from slipstream import api
     from slipstream.cli.watching import watch
 
-    wanted = [*(settings or []), *layout_settings(layout)]
+    if plan and layout:
+        raise typer.BadParameter("--plan has a layout already; give one of --plan and --layout")
+    wanted = [*(settings or []), *layout_settings(layout), *(api.settings_of(plan) if plan else [])]
     if dry_run:
         if run_dir:
             raise typer.BadParameter("--run-dir has no effect in a dry run, which writes nothing")

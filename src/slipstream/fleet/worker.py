@@ -21,7 +21,7 @@ from slipstream.job import Job, load_job
 from slipstream.plan import Plan
 from slipstream.runs import Pulse, RunFolder, read_lines
 from slipstream.runs.checkpoints import find_checkpoint
-from slipstream.runs.result import Result, write_result
+from slipstream.runs.result import Result, steady_step, write_result
 
 if TYPE_CHECKING:
     from torch import nn
@@ -125,7 +125,8 @@ def _finish(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> None:
         trained = replace(trained, model=_whole_model(run, job, plan, trained))
     if trained.stopped is None:
         sample, export = _write_sample(job, trained), _write_export(run, job, trained)
-    last = max(read_lines(run.metrics), key=lambda line: int(line["step"]))
+    lines = list(read_lines(run.metrics))
+    last = max(lines, key=lambda line: int(line["step"]))
     seconds, price = run.seconds_spent(), job.machines.price_per_hour
     write_result(
         run,
@@ -146,6 +147,10 @@ def _finish(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> None:
             cost=round(seconds / 3600 * price, 4) if price else None,
             sample=sample,
             export=export,
+            step_seconds=round(steady_step([line["seconds"] for line in lines]), 6),
+            predicted_step_seconds=plan.predicted.step_seconds if plan.predicted else None,
+            memory=max((line["memory"] for line in lines if "memory" in line), default=None),
+            predicted_memory=plan.predicted.memory if plan.predicted else None,
         ),
     )
 

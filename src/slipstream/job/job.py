@@ -24,8 +24,13 @@ class Exchange(Section):
 
 
 class LayoutChoice(Section):
-    """How the work is split. What is left out is chosen for the machine; the curve is the same on every layout."""
+    """How the work is split. What is left out is chosen for the machine; the curve is the same on every layout.
 
+    `layout: auto` chooses all of it, by what the planner predicts for this machine.
+    """
+
+    auto: bool = False
+    """What `layout: auto` says."""
     replicate: Count | None = None
     """Groups of workers that each hold the whole model. Default: as many as the machine has room for."""
     shard: Count | None = None
@@ -49,9 +54,16 @@ class LayoutChoice(Section):
     offload: Literal["none", "optimizer"] = "none"
     """optimizer: its state lives in main memory and visits the GPU for each update: slower, with the same result."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_auto(cls, value: Any) -> Any:
+        return {"auto": True} if value == "auto" else value
+
     @model_validator(mode="after")
     def _check(self) -> "LayoutChoice":
         problems = []
+        if self.auto and self.model_fields_set - {"auto"} and self != LayoutChoice.model_construct(auto=True):
+            problems.append("auto chooses the whole layout: leave the other keys out, or write all of them")
         if self.sharded and (self.shard or 1) == 1:
             problems.append("sharded has no effect without shard: set shard, or leave it out")
         if self.schedule and (self.pipeline or 1) == 1:

@@ -12,6 +12,10 @@ _HELD_BACK = 0.1
 """How much a constant that is e times what it was costs, beside steps that are off by as much."""
 
 
+_MOST_HIDDEN = 0.95
+"""Not all of an exchange can hide behind computation."""
+
+
 def fit_rates(start: Rates, names: Sequence[str], predict: Callable[[Rates], Any], measured: Any) -> Rates:
     """Change these constants so that predictions come near what was measured, in proportion.
 
@@ -20,8 +24,13 @@ def fit_rates(start: Rates, names: Sequence[str], predict: Callable[[Rates], Any
     fixed = asdict(start)
     first = np.log([fixed[name] for name in names])
 
+    def unpack(x: Any) -> Rates:
+        most = (_MOST_HIDDEN if name.endswith("_hidden") else np.inf for name in names)
+        found = {name: float(min(np.exp(value), top)) for name, value, top in zip(names, x, most, strict=True)}
+        return Rates(**{**fixed, **found})
+
     def residuals(x: Any) -> Any:
-        rates = Rates(**{**fixed, **dict(zip(names, np.exp(x), strict=True))})
+        rates = unpack(x)
         return np.concatenate((np.log(predict(rates) / measured), _HELD_BACK * (x - first)))
 
     x, damping = first.copy(), 1e-2
@@ -37,4 +46,4 @@ def fit_rates(start: Rates, names: Sequence[str], predict: Callable[[Rates], Any
             damping *= 4
         if damping > 1e6:
             break
-    return Rates(**{**fixed, **{name: float(value) for name, value in zip(names, np.exp(x), strict=True)}})
+    return unpack(x)

@@ -55,7 +55,7 @@ def choose(
         plans=plans,
         front=pareto(possible),
         why_not=_why_not(wanted, found, plans),
-        hints=[_rule(plans[0])],
+        hints=[_rule(plans[0])] if plans[0].offer.cloud != "this machine" else [],
         stale=stale((plan.offer for plan in plans), date.today()),
         sure=sure,
         evaluated=found.evaluated,

@@ -11,7 +11,13 @@ SAVING = 10e9
 """Bytes a second at which a worker copies its state aside; writing the copy takes nothing from training."""
 MONTH = 730.0
 """Hours."""
-STORAGE = {"aws": (0.023, 0.09), "gcp": (0.02, 0.12), "azure": (0.0184, 0.087), "oci": (0.0255, 0.0085)}
+STORAGE = {
+    "aws": (0.023, 0.09),
+    "gcp": (0.02, 0.12),
+    "azure": (0.0184, 0.087),
+    "oci": (0.0255, 0.0085),
+    "this machine": (0.0, 0.0),
+}
 """Dollars for a GB and month, and for a GB that leaves the cloud: list prices of standard object storage, first tier,
 2025."""
 OTHER_STORAGE = (0.02, 0.05)

@@ -11,6 +11,15 @@ from slipstream.plan.layout import Layout
 from slipstream.plan.machine import ANY_MACHINE, Machine
 
 
+class Predicted(Section):
+    """What a plan is expected to take."""
+
+    step_seconds: float
+    """Of one step."""
+    memory: int
+    """Bytes on the busiest worker."""
+
+
 class Plan(Section):
     """What will be run."""
 
@@ -24,13 +33,16 @@ class Plan(Section):
     """Arithmetic of forward and backward."""
     threads: int
     """CPU threads of each worker."""
+    predicted: Predicted | None = None
+    """What it is expected to take; where nothing is known of the machine's speed there is none."""
 
 
-def make_plan(job: Job, machine: Machine, workers: int | None = None) -> Plan:
-    """Choose what the job leaves open, for this machine. Raises ValueError where the job asks for what it lacks."""
+def make_plan(job: Job, machine: Machine, workers: int | None = None, layout: Layout | None = None) -> Plan:
+    """Choose what the job leaves open, for this machine; the layout too, unless it is chosen already. Raises ValueError
+    where the job asks for what the machine lacks."""
     device = _device(job, machine)
     there = len(machine.gpus) if device == "cuda" else machine.cores
-    layout = _choose_layout(job, there, workers)
+    layout = layout or _choose_layout(job, there, workers)
     if device == "cuda" and layout.workers > there:
         raise ValueError(f"{layout.workers} workers need as many GPUs, and there are {there}; use --workers {there}")
     if device == "cpu" and layout.offload != "none" and machine != ANY_MACHINE:

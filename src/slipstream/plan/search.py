@@ -158,7 +158,7 @@ def search(
         rented = _cheapest_of_each_cloud(kind.offers, spot)
         for machines, layout, times, held in best:
             scaled = Times(**{name: seconds * scale for name, seconds in vars(times).items()})
-            prospects += [_prospect(wanted, kind, each, machines, layout, scaled, held) for each in rented]
+            prospects += [prospect(wanted, kind, each, machines, layout, scaled, held) for each in rented]
     return Found(prospects, refused, evaluated)
 
 
@@ -209,18 +209,32 @@ def _best_layouts(
     best = order[first]
     before = np.minimum.accumulate(np.concatenate(([np.inf], total[best][:-1])))
     chosen = best[total[best] < before]
-    return [(int(workers[row] // count), _layout(grid, row), _row(times, row), _row(held, row)) for row in chosen]
+    return [(int(workers[row] // count), layout_at(grid, row), row_of(times, row), row_of(held, row)) for row in chosen]
 
 
 def _candidates(wanted: Wanted, count: int, linked: int) -> _Candidates:
-    work = wanted.work
-    key = (wanted.splits, wanted.batch, int(work.tokens), count, linked, min(wanted.quota, MOST_ACCELERATORS))
-    columns = _layouts(*key)
+    tokens, quota = int(wanted.work.tokens), min(wanted.quota, MOST_ACCELERATORS)
+    grid = _with_recompute(_layouts(wanted.splits, wanted.batch, tokens, count, linked, quota), wanted.splits)
+    held = memory(wanted.work, grid, wanted.batch, wanted.optimizer_states)
     modes = len(RECOMPUTE) if wanted.splits.recompute else 1
-    repeated = {name: np.repeat(column, modes) for name, column in columns.items()}
-    grid = Grid(**repeated, recompute=np.tile(np.arange(float(modes)), len(columns["tensor"])))
-    held = memory(work, grid, wanted.batch, wanted.optimizer_states)
     return _Candidates(grid, held, held.total.reshape(-1, modes))
+
+
+def layouts_for(wanted: Wanted, workers: int) -> Grid:
+    """All layouts of so many workers in one machine."""
+    rows = list(_layouts_of(wanted.splits, wanted.batch, int(wanted.work.tokens), workers, workers))
+    return _with_recompute(_columns(rows), wanted.splits)
+
+
+def _with_recompute(columns: dict[str, Any], splits: Splits) -> Grid:
+    modes = len(RECOMPUTE) if splits.recompute else 1
+    repeated = {name: np.repeat(column, modes) for name, column in columns.items()}
+    return Grid(**repeated, recompute=np.tile(np.arange(float(modes)), len(columns["tensor"])))
+
+
+def _columns(rows: list[tuple[int, ...]]) -> dict[str, Any]:
+    names = ("replicate", "shard", "tensor", "pipeline", "context", "micro_batch", "stages", "sharded")
+    return dict(zip(names, np.array(rows, dtype=float).reshape(-1, len(names)).T, strict=True))
 
 
 @cache
@@ -231,8 +245,7 @@ def _layouts(splits: Splits, batch: int, tokens: int, count: int, linked: int, q
         if machines * count <= quota
         for row in _layouts_of(splits, batch, tokens, machines * count, linked)
     ]
-    names = ("replicate", "shard", "tensor", "pipeline", "context", "micro_batch", "stages", "sharded")
-    return dict(zip(names, np.array(rows, dtype=float).reshape(-1, len(names)).T, strict=True))
+    return _columns(rows)
 
 
 def _layouts_of(splits: Splits, batch: int, tokens: int, workers: int, linked: int) -> Iterator[tuple[int, ...]]:
@@ -273,12 +286,14 @@ def _rows(columns: Any, which: Any) -> Any:
     return type(columns)(**{name: v[which] if np.ndim(v) else v for name, v in vars(columns).items()})
 
 
-def _row(columns: Any, row: int) -> Any:
+def row_of(columns: Any, row: int) -> Any:
+    """One row of columns."""
     return type(columns)(**{name: float(v[row] if np.ndim(v) else v) for name, v in vars(columns).items()})
 
 
-def _layout(grid: Grid, row: int) -> Layout:
-    one = _row(grid, row)
+def layout_at(grid: Grid, row: int) -> Layout:
+    """One of many."""
+    one = row_of(grid, row)
     return Layout(
         replicate=int(one.replicate),
         shard=int(one.shard),
@@ -295,7 +310,7 @@ def _layout(grid: Grid, row: int) -> Layout:
 def _shortfall(kind: Kind, candidates: _Candidates) -> Refused:
     if not np.size(candidates.total):
         return Refused(kind, 0.0, "")
-    least = _row(candidates.held, int(np.argmin(candidates.total)))
+    least = row_of(candidates.held, int(np.argmin(candidates.total)))
     term = max(vars(least), key=lambda name: getattr(least, name))
     return Refused(kind, float(least.total - kind.on.memory), term)
 
@@ -314,7 +329,7 @@ def _cheapest_of_each_cloud(offers: Sequence[Offer], spot: str) -> list[tuple[Of
     return [(offer, wish) for (_, _, wish), offer in best.items()]
 
 
-def _prospect(
+def prospect(
     wanted: Wanted,
     kind: Kind,
     rented: tuple[Offer, bool],
@@ -323,6 +338,7 @@ def _prospect(
     times: Times,
     held: Memory,
 ) -> Prospect:
+    """What machines and a layout come to: failures, checkpoints and prices."""
     offer, spot = rented
     steps = -(-wanted.samples // wanted.batch)
     accelerators = machines * offer.count
@@ -344,17 +360,15 @@ def _prospect(
 
 def feasible(prospects: Iterable[Prospect], wanted: Wanted) -> list[Prospect]:
     """Those within deadline and budget."""
-    return [
-        prospect
-        for prospect in prospects
-        if prospect.seconds <= (wanted.deadline or float("inf")) and prospect.cost <= (wanted.budget or float("inf"))
-    ]
+    deadline = float("inf") if wanted.deadline is None else wanted.deadline
+    budget = float("inf") if wanted.budget is None else wanted.budget
+    return [each for each in prospects if each.seconds <= deadline and each.cost <= budget]
 
 
 def pareto(prospects: Iterable[Prospect]) -> list[Prospect]:
     """Those that no other beats in both time and cost, the cheapest first."""
     front: list[Prospect] = []
-    for prospect in sorted(prospects, key=lambda each: (each.cost, each.seconds)):
-        if not front or prospect.seconds < front[-1].seconds:
-            front.append(prospect)
+    for each in sorted(prospects, key=lambda each: (each.cost, each.seconds)):
+        if not front or each.seconds < front[-1].seconds:
+            front.append(each)
     return front

@@ -1,7 +1,9 @@
 """The result of a run: what it came to."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 
 from slipstream.runs.folder import RunError, RunFolder, write_text
 
@@ -36,6 +38,19 @@ class Result:
     """Text the model wrote at the end."""
     export: str | None
     """Folder with the weights."""
+    step_seconds: float | None = None
+    """Of a steady step, the median."""
+    predicted_step_seconds: float | None = None
+    """What the plan said of it."""
+    memory: int | None = None
+    """Most bytes that the first worker held on its GPU."""
+    predicted_memory: int | None = None
+    """What the plan said of the busiest worker."""
+
+
+def steady_step(seconds: Sequence[float]) -> float:
+    """The time of a step, without those at the start."""
+    return median(seconds[len(seconds) // 4 :])
 
 
 def write_result(run: RunFolder, result: Result) -> None:

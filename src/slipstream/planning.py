@@ -1,0 +1,248 @@
+"""The planning door: from a job file to a plan, for this machine or for any that can be rented."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from slipstream.data import expected_facts, open_dataset, prepare
+from slipstream.job import Job, JobError, load_job, locate
+from slipstream.job.file import Problem
+from slipstream.job.job import total_samples
+from slipstream.plan import Layout, Machine, Plan, make_plan, this_machine
+from slipstream.plan.here import Here
+from slipstream.plan.machine import ANY_MACHINE
+from slipstream.plan.plan import Predicted
+from slipstream.runs import RunError, RunFolder, read_lines, write_yaml
+from slipstream.runs.result import steady_step
+
+if TYPE_CHECKING:
+    from slipstream.plan.check import Score
+    from slipstream.plan.choose import Choice, Objective
+    from slipstream.plan.search import Found, Wanted
+    from slipstream.plan.work import Work
+    from slipstream.train.dry_run import Held
+
+RUNS = Path("runs")
+"""Where runs go when nothing else is said."""
+
+
+class LateRefusal(JobError):
+    """What is wrong with a job shows only beside the machine, the data or the model."""
+
+    def __init__(self, job: Job, message: str) -> None:
+        super().__init__([Problem(job.name, "", message)])
+
+
+def plan(
+    job: str | Path,
+    *,
+    settings: Sequence[str] = (),
+    objective: "Objective | None" = None,
+    count: int = 6,
+    here: bool = False,
+    calibrate: str | Path | None = None,
+) -> "Choice":
+    """The best machines and layouts for a job within its limits, with what they would take and cost.
+
+    `here` plans for this machine alone; `calibrate` names a run whose measured steps correct the predictions.
+    """
+    from slipstream.plan.choose import SURE, SURE_CALIBRATED, choose
+    from slipstream.plan.offers import filter_offers, load_offers
+    from slipstream.plan.search import search
+    from slipstream.plan.wanted import wanted_of
+
+    loaded = load_job(job, settings)
+    try:
+        scale = _scale_of(find_run(calibrate)) if calibrate else 1.0
+        wanted = wanted_of(loaded, _work(loaded), _length(loaded))
+        if here:
+            return choose(wanted, _search_here(loaded, wanted), objective, count, SURE_CALIBRATED)
+        limits = loaded.limits
+        gpus = ",".join(limits.gpus) if limits.gpus else None
+        offers = filter_offers(load_offers(), gpus, limits.clouds, limits.regions)
+        found = search(wanted, offers, limits.spot, scale=scale)
+        return choose(wanted, found, objective, count, SURE_CALIBRATED if calibrate else SURE)
+    except (JobError, RunError):
+        raise
+    except ValueError as error:
+        raise locate(LateRefusal(loaded, str(error)), job, settings) from error
+
+
+def _search_here(job: Job, wanted: "Wanted") -> "Found":
+    machine = this_machine()
+    here = Here(machine)
+    if not here.known:
+        raise ValueError("nothing is known of this machine's speed; `slipstream probe` measures it in two minutes")
+    workers = len(machine.gpus) if machine.gpus and job.machines.device != "cpu" else machine.cores
+    if job.machines.device == "cpu" or not machine.gpus:
+        wanted = replace(wanted, precisions=("fp32",) if job.train.precision == "auto" else (job.train.precision,))
+    return here.search(wanted, workers, job.machines.price_per_hour or 0.0)
+
+
+def _scale_of(run: RunFolder) -> float:
+    """What a run's steps took beside what its plan said."""
+    before, seconds = read_plan(run), [float(line["seconds"]) for line in read_lines(run.metrics)]
+    if before is None or before.predicted is None or not seconds:
+        raise RunError(
+            f"{run.path} cannot calibrate a plan: it needs a prediction (`slipstream probe` before the run) and steps"
+        )
+    return steady_step(seconds) / before.predicted.step_seconds
+
+
+def check_plans(tables: Sequence[Path]) -> "Score":
+    """Score the planner against published results."""
+    from slipstream.plan.check import check
+
+    try:
+        return check(tables)
+    except ValueError as error:
+        raise RunError(str(error)) from error
+
+
+def save_plan(choice: "Choice", path: Path) -> None:
+    """Write the first plan of a choice into a file that a person may edit and `train --plan` takes."""
+    from slipstream.plan.choose import as_values
+
+    write_yaml(path, as_values(choice.plans[0], choice.sure))
+
+
+def settings_of(path: Path) -> list[str]:
+    """What a saved plan says of a job, as settings. Raises RunError if it is no plan, or one for other machines."""
+    try:
+        saved = yaml.safe_load(path.read_text())
+        layout = Layout.model_validate(saved["layout"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is no plan that `slipstream plan --save` writes: {error}") from error
+    machine = this_machine()
+    there = len(machine.gpus) or machine.cores
+    if layout.workers > there and saved.get("offer", {}).get("cloud") != "this machine":
+        offer = saved.get("offer", {})
+        meant = f"{saved.get('machines')} × {offer.get('cloud')} {offer.get('machine')}"
+        raise RunError(
+            f"{path} is a plan for {layout.workers} workers on {meant}, and this machine has {there}; "
+            "run it there, or plan for this machine: slipstream plan JOB --here"
+        )
+    chosen = {name: value for name, value in layout.model_dump(mode="json").items() if name in _ALWAYS or value != 1}
+    if layout.shard == 1:
+        chosen.pop("sharded")
+    if layout.pipeline == 1:
+        chosen.pop("schedule")
+    settings = [f"layout.{name}={value}" for name, value in chosen.items()]
+    return [*settings, f"train.precision={saved['precision']}"] if saved.get("precision") else settings
+
+
+_ALWAYS = ("replicate", "micro_batch")
+
+
+def _work(job: Job) -> "Work":
+    from slipstream.plan.wanted import decoder_of
+
+    facts = expected_facts(job)
+    known = decoder_of(job, facts.outputs)
+    if known is not None:
+        return known
+    from slipstream.train.measured import measured_work
+
+    return measured_work(job, facts)
+
+
+def _length(job: Job) -> int:
+    """Samples of the whole run; where it is counted in epochs, the data must be looked at."""
+    if job.train.epochs is None:
+        return total_samples(job, 0)
+    prepare_data(job, lambda _: None, str(Path.cwd()))
+    return total_samples(job, len(open_dataset(job)))
+
+
+def dry_run(job: str | Path, *, settings: Sequence[str] = (), workers: int | None = None, rank: int = 0) -> "Held":
+    """What one rank of a job's layout would hold, counted without memory and without the other ranks."""
+    from slipstream.train.dry_run import dry_run
+
+    loaded = load_job(job, settings)
+    try:
+        plan = _make_plan(loaded, workers, ANY_MACHINE)
+        if loaded.train.precision == "auto":
+            plan = plan.model_copy(update={"precision": "bf16"})
+        if rank >= plan.layout.workers:
+            raise LateRefusal(loaded, f"there is no rank {rank} among {plan.layout.workers} workers")
+        return dry_run(loaded, plan, rank, expected_facts(loaded))
+    except LateRefusal as error:
+        raise locate(error, job, settings) from error
+
+
+def plan_here(job: Job, workers: int | None, before: Plan | None) -> Plan:
+    """The plan for this machine, with what it is expected to take. Raises LateRefusal if it cannot fit."""
+    if job.layout.auto and before and workers == before.layout.workers:
+        return before  # a run goes on as it began
+    wanted = _wanted_if_known(job)
+    layout = None
+    if job.layout.auto:
+        layout = _best_layout_here(job, wanted, workers) if wanted else None
+    try:
+        plan = make_plan(job, this_machine(), workers, layout)
+        if wanted is None:
+            return plan
+        here = Here(this_machine())
+        here.refuse_if_too_large(wanted, plan.layout, plan.precision)
+        predicted = here.predict(wanted, plan.layout, plan.precision)
+    except ValueError as error:
+        raise LateRefusal(job, str(error)) from error
+    if predicted is None:
+        return plan
+    expected = Predicted(step_seconds=predicted.step, memory=int(float(predicted.memory.total)))
+    return plan.model_copy(update={"predicted": expected})
+
+
+def _wanted_if_known(job: Job) -> "Wanted | None":
+    """The job in numbers, where that needs neither its data nor its model built: a decoder with a known vocabulary."""
+    from slipstream.plan.wanted import decoder_of, wanted_of
+
+    vocabulary = getattr(job.model, "vocabulary", None) or getattr(job.data, "vocabulary", None)
+    work = decoder_of(job, vocabulary) if vocabulary else None
+    return wanted_of(job, work, job.train.batch) if work else None
+
+
+def _best_layout_here(job: Job, wanted: "Wanted", workers: int | None) -> "Layout | None":
+    """The quickest layout on this machine; None where nothing is known of its speed."""
+    machine = this_machine()
+    there = workers or (len(machine.gpus) if machine.gpus and job.machines.device != "cpu" else machine.cores)
+    found = Here(machine).search(wanted, there, 0.0).prospects
+    exact = [each for each in found if workers is None or each.layout.workers == workers]
+    return min(exact, key=lambda each: each.seconds).layout if exact else None
+
+
+def _make_plan(job: Job, workers: int | None, machine: Machine | None = None) -> Plan:
+    try:
+        return make_plan(job, machine or this_machine(), workers)
+    except ValueError as error:
+        raise LateRefusal(job, str(error)) from error
+
+
+def read_plan(run: RunFolder) -> Plan | None:
+    """The plan of the last launch, if it is there and can be read."""
+    try:
+        return Plan.model_validate(yaml.safe_load(run.plan.read_text()))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+
+
+def find_run(name: str | Path) -> RunFolder:
+    """A run by its folder, or by its name under `runs`."""
+    path = Path(name)
+    if not (path / "job.yaml").exists() and (RUNS / path / "job.yaml").exists():
+        path = RUNS / path
+    return RunFolder.open(path)
+
+
+def prepare_data(job: Job, say: Callable[[str], None], home: str) -> None:
+    """Make the data of a job ready; the user's own modules are found from `home`."""
+    if home not in sys.path:
+        sys.path.insert(0, home)  # where the user's own modules are found, also by the workers
+    try:
+        prepare(job, say)
+    except ValueError as error:
+        raise LateRefusal(job, str(error)) from error
