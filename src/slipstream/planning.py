@@ -50,9 +50,9 @@ def plan(
 
     `here` plans for this machine alone; `calibrate` names a run whose measured steps correct the predictions.
     """
-    from slipstream.plan.choose import SURE, SURE_CALIBRATED, choose
+    from slipstream.plan.choose import SURE, SURE_CALIBRATED, choose, larger_batch
     from slipstream.plan.offers import filter_offers, load_offers
-    from slipstream.plan.search import search
+    from slipstream.plan.search import kinds, search
     from slipstream.plan.wanted import wanted_of
 
     loaded = load_job(job, settings)
@@ -64,8 +64,14 @@ def plan(
         limits = loaded.limits
         gpus = ",".join(limits.gpus) if limits.gpus else None
         offers = filter_offers(load_offers(), gpus, limits.clouds, limits.regions)
+        if not kinds(offers, wanted.precisions):
+            raise ValueError(
+                f"train.precision {loaded.train.precision}: no plan, none of the offers is a GPU known to compute in it"
+            )
         found = search(wanted, offers, limits.spot, scale=scale)
-        return choose(wanted, found, objective, count, SURE_CALIBRATED if calibrate else SURE)
+        choice = choose(wanted, found, objective, count, SURE_CALIBRATED if calibrate else SURE)
+        hint = larger_batch(choice, lambda other: search(other, offers, limits.spot, scale=scale))
+        return replace(choice, hints=[*choice.hints, hint]) if hint else choice
     except (JobError, RunError):
         raise
     except ValueError as error:

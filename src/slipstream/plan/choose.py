@@ -1,7 +1,7 @@
 """Choosing among what a search has found, and saying why not the others."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import date
 from typing import Any, Literal
 
@@ -60,6 +60,25 @@ def choose(
         sure=sure,
         evaluated=found.evaluated,
     )
+
+
+def larger_batch(choice: Choice, search: Callable[[Wanted], Found]) -> str | None:
+    """A word on a larger batch, if that makes a much cheaper plan possible. The batch is the user's, and stays."""
+    if choice.plans[0].seconds < _WORTH_A_THOUGHT:
+        return None
+    larger = replace(choice.wanted, batch=_LARGER * choice.wanted.batch)
+    possible = feasible(search(larger).prospects, larger)
+    cheapest = min((each.cost for each in possible), default=float("inf"))
+    now = min(plan.cost for plan in choice.front)
+    if cheapest > _MUCH * now:
+        return None
+    return (
+        f"with a batch of {larger.batch:,} ({_LARGER} × yours) the cheapest plan would cost {money(cheapest)} "
+        f"instead of {money(now)}, if the model learns as well with it"
+    )
+
+
+_LARGER, _MUCH, _WORTH_A_THOUGHT = 4, 0.8, 3600.0
 
 
 def _objective(wanted: Wanted) -> Objective:

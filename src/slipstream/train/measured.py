@@ -33,7 +33,7 @@ def measured_work(job: Job, facts: Facts) -> Work:
     try:
         with keys.of(positions), torch.no_grad(), counter:
             outputs: Tensor = model(inputs)
-        with keys.of(positions):
+        with keys.of(positions), _Counter():
             kept = kept_for_backward(model, inputs)
     except (RuntimeError, NotImplementedError) as error:
         raise ValueError(
@@ -62,7 +62,8 @@ def measured_work(job: Job, facts: Facts) -> Work:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the shapes of products, and counts what all else gives."""
+    """Notes the shapes of products, and counts what all else gives. Who asks for a number, which there is not, gets 1:
+    models ask such things as whether any token is masked."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -70,6 +71,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten._local_scalar_dense.default:
+            return True if args[0].dtype == torch.bool else 1
         result = func(*args, **(kwargs or {}))
         first = result[0] if isinstance(result, tuple) else result
         if func in (aten.mm.default, aten.addmm.default):
