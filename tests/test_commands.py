@@ -172,6 +172,13 @@ def test_a_limit_stops_the_run_with_a_checkpoint(reason, limits, tmp_path):
     assert f"({reason})" in done.stdout
 
 
+def test_a_budget_without_a_price_is_refused_where_it_would_be_spent(tmp_path):
+    job = write_job(tmp_path, {**dump(mlp_job()), "limits": {"budget": "$5"}})
+    done = slipstream("train", job, cwd=tmp_path)
+    assert done.returncode == 2 and "limits.budget has no effect on this machine" in done.stderr, done.stderr
+    assert "job.yaml:" in done.stderr and not (tmp_path / "runs").exists()
+
+
 def test_two_launchers_cannot_have_one_run(pool: Pool, tmp_path):
     pool.train(mlp_job(), tmp_path / "run", 1)
     (tmp_path / "run/result.json").unlink()

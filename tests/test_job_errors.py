@@ -275,7 +275,6 @@ CONFLICTS = [
     (NUMBERS, "source: synthetic", "source: a.npy\n  target: b.npy\n  inputs: [x]", 8, "data.inputs", ["no effect"]),
     (NUMBERS, "source: synthetic", "source: a.csv\n  target: y\n  inputs: [x, y]", 7, "data.target", ["in inputs"]),
     (TEXT, "batch: 8", "batch: 8\n  evaluate: {every: 5}", 13, "train.evaluate", ["no effect", "data.validation"]),
-    (TEXT, "train:", "limits:\n  budget: $5\ntrain:", 11, "limits.budget", ["no effect", "machines.price_per_hour"]),
     (DIGITS, "epochs: 2", "tokens: 1k", 8, "train.tokens", ["made of tokens", "samples, epochs or steps"]),
     (NUMBERS, "batch: 16", "batch: 16\n  sample: {prompt: hi}", 10, "train.sample", ["next-token on text"]),
     (DIGITS, "train:", "layout: {micro_batch: 4}\ntrain:", 7, "layout.micro_batch", ["batch norm", "norm: group"]),
@@ -392,9 +391,9 @@ def test_all_contradictions_of_a_section_are_reported_at_once(tmp_path: Path) ->
 
 def test_all_contradictions_between_sections_are_reported_at_once(tmp_path: Path) -> None:
     text = changed(DIGITS, "batch: 16", "batch: 16\n  evaluate: {every: 5}\n  sample: {prompt: a}")
-    text += "limits: {budget: $5}\nlayout: {micro_batch: 4}\n"
+    text += "layout: {micro_batch: 4}\n"
     keys = [problem.key for problem in problems_of(write(tmp_path, text))]
-    assert keys == ["train.evaluate", "train.sample", "limits.budget", "layout.micro_batch"]
+    assert keys == ["train.evaluate", "train.sample", "layout.micro_batch"]
 
 
 def test_keys_written_twice_do_not_hide_other_mistakes(tmp_path: Path) -> None:

@@ -68,16 +68,18 @@ def _show(choice: "Choice") -> None:
 
     console = Console(highlight=False)
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("plan", "machines", "layout", "step", "memory", "used", "ends in", "cost", "sure"):
-        words = name in ("plan", "machines", "layout")
-        table.add_column(name, justify="left" if words else "right", no_wrap=not words)
+    for name in ("plan", "accelerators", "step", "memory", "used", "ends in", "cost", "sure"):
+        table.add_column(name, justify="left" if name in ("plan", "accelerators") else "right", no_wrap=True)
     for number, plan in enumerate(choice.plans):
+        what = f"{plan.accelerators:,} × {plan.offer.accelerator.name}{' spot' if plan.spot else ''}"
         table.add_row(
-            _letter(number), _machines(plan), str(plan.layout), f"{plan.step:.3g} s",
+            _letter(number), what, f"{plan.step:.3g} s",
             f"{plan.memory.total / 1e9:.0f}/{plan.offer.accelerator.memory / 1e9:.0f} GB", f"{plan.utilisation:.0%}",
             duration(plan.seconds), money(plan.cost), f"±{choice.sure:.0%}",
         )  # fmt: skip
     console.print(table)
+    for number, plan in enumerate(choice.plans):
+        console.print(f"{_letter(number)}: {_machines(plan)}; {plan.layout}")
     for line in choice.why_not:
         console.print(f"why not {line}", style="dim")
     for line in choice.hints:
@@ -93,9 +95,8 @@ def _letter(number: int) -> str:
 def _machines(plan: "Prospect") -> str:
     offer = plan.offer
     if offer.cloud == "this machine":
-        return f"this machine, {offer.count} × {offer.accelerator.name}"
-    rented = f"{plan.machines} × {offer.cloud} {offer.machine}{' spot' if plan.spot else ''}"
-    return f"{rented}, {offer.region}: {plan.accelerators} × {offer.accelerator.name}"
+        return "this machine"
+    return f"{plan.machines:,} × {offer.cloud} {offer.machine}{' spot' if plan.spot else ''} in {offer.region}"
 
 
 def _explain(plan: "Prospect") -> None:

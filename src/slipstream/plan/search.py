@@ -24,6 +24,8 @@ MACHINES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 51
 MOST_ACCELERATORS = 16_384
 _MOST_TOKENS = 2**16
 """In a micro-batch on one worker: nothing gets quicker beyond."""
+_ROOM = 0.95
+"""Part of an accelerator's memory that a plan may fill: what is predicted is that much off at times."""
 _PREEMPTION = 0.05
 
 
@@ -195,7 +197,7 @@ def _best_layouts(
     To compute less again is always quicker.
     """
     count = kind.offers[0].count
-    fits = candidates.total <= kind.on.memory
+    fits = candidates.total <= _ROOM * kind.on.memory
     possible = fits.any(axis=1)
     rows = np.flatnonzero(possible) * fits.shape[1] + fits[possible].argmax(axis=1)
     grid, held = _rows(candidates.grid, rows), _rows(candidates.held, rows)
@@ -312,7 +314,7 @@ def _shortfall(kind: Kind, candidates: _Candidates) -> Refused:
         return Refused(kind, 0.0, "")
     least = row_of(candidates.held, int(np.argmin(candidates.total)))
     term = max(vars(least), key=lambda name: getattr(least, name))
-    return Refused(kind, float(least.total - kind.on.memory), term)
+    return Refused(kind, float(least.total - _ROOM * kind.on.memory), term)
 
 
 def _cheapest_of_each_cloud(offers: Sequence[Offer], spot: str) -> list[tuple[Offer, bool]]:
