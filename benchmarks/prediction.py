@@ -1,6 +1,7 @@
 """Predicted against measured step times on this machine, for small jobs that the probe has not seen.
 
-`slipstream probe` comes first; then each job is predicted and trained, twice, and the median of its steady steps taken.
+`slipstream probe` comes first; then each job is predicted, and trained twice. What counts is the mean of both times, of
+each the median of its steady steps.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def compare(profile: Profile, jobs: tuple[Shape, ...], rounds: int) -> list[dict
             job = probe_job(shape, Path(folder))
             workers = make_plan(job, this_machine()).layout.workers
             runs = [measure_step(job, workers, Path(folder) / f"{number}-{turn}") for turn in range(rounds)]
-            measured, predicted = min(runs), predict_step(job, profile, profile.fitted)
+            measured, predicted = statistics.mean(runs), predict_step(job, profile, profile.fitted)
             error = predicted / measured - 1
             rows.append({"job": shape, "measured": measured, "runs": runs, "predicted": predicted, "error": error})
     return rows

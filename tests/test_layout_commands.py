@@ -62,7 +62,7 @@ def test_a_layout_that_does_not_fit_is_refused_with_the_line_and_those_that_do(j
     text = " ".join(done.stderr.split())
     assert done.returncode == 2, text
     assert "--set layout.tensor=3: layout.tensor (3) must divide model.kv_heads (2)" in text
-    assert "nearest layouts that fit: " in text and "replicate 3, micro-batch 2" in text, text
+    assert "nearest layouts that fit: " in text and "tensor=2,micro_batch=" in text, text
 
 
 def test_a_split_run_is_trained_and_exported(job, tmp_path):
@@ -71,3 +71,65 @@ def test_a_split_run_is_trained_and_exported(job, tmp_path):
     result = json.loads(done.stdout)
     assert result["workers"] == 2 and (tmp_path / "run/export/model.safetensors").exists()
     assert "shard: 2" in (tmp_path / "run/plan.yaml").read_text()
+
+
+OWN = {
+    "name": "own",
+    "model": {
+        "import": "faults:Tower",
+        "split": {
+            "before": ["enter"],
+            "blocks": "layers",
+            "after": ["leave"],
+            "tensor": {"layers.*.up": "column", "layers.*.down": "row"},
+        },
+    },
+    "data": {"source": "synthetic", "samples": 64, "inputs": 8},
+    "train": {"steps": 3, "batch": 4, "optimizer": {"name": "adamw", "lr": 1e-3}},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout", "words"),
+    [
+        ({"import": "faults:BentTower"}, "pipeline=2", "the model gives other outputs than whole"),
+        ({"split": {"before": ["enter"], "blocks": "layers"}}, "pipeline=2", "leave.weight is in none of the modules"),
+        ({"split": {"tensor": {"layers.*.up": "column"}}}, "tensor=2", "the model cannot be run"),
+    ],
+)
+def test_a_split_that_changes_the_model_is_refused(changes, layout, words, tmp_path):
+    """The curve would be another one, and nobody would know."""
+    job = write_job(tmp_path, {**OWN, "model": {**OWN["model"], **changes}})
+    done = slipstream("train", job, "--layout", layout, cwd=tmp_path)
+    assert done.returncode == 2 and words in " ".join(done.stderr.split()), done.stdout + done.stderr
+    assert "model.split" in done.stderr and not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_of_any_model(tmp_path):
+    job = write_job(tmp_path, OWN)
+    last = slipstream("train", job, "--layout", "pipeline=2", "--dry-run", "--rank", "1", "--json", cwd=tmp_path)
+    assert json.loads(last.stdout)["activations"] > 0, last.stderr
+    shared = [
+        json.loads(slipstream("train", job, "--layout", f"shard=2,{how}", "--dry-run", "--json", cwd=tmp_path).stdout)
+        for how in ("sharded=parameters", "sharded=gradients", "sharded=optimizer")
+    ]
+    assert shared[0]["gathered"] <= shared[1]["gathered"] and not shared[2]["gathered"]
+    assert shared[1]["gathered"] == pytest.approx(2 * shared[1]["parameters"], rel=0.01)
+
+
+@pytest.mark.parametrize("layout", ["tensor", "tensor=2,tensor=4", ",,", ""])
+def test_odd_layouts_are_refused(layout, job, tmp_path):
+    done = slipstream("train", job, "--layout", layout, cwd=tmp_path)
+    assert done.returncode == 2 and "--layout" in done.stderr, done.stderr
+
+
+def test_a_run_goes_on_with_another_layout(job, tmp_path):
+    words = ("train", job, "--layout", "tensor=2", "--run-dir", "run")
+    limits = ("--set", "limits.budget=$0.0001", "--set", "machines.price_per_hour=$3600")
+    assert slipstream(*words, *limits, cwd=tmp_path).returncode == 6
+    path = tmp_path / "run/job.yaml"
+    path.write_text(path.read_text().replace("budget: 0.0001", "budget: 1000.0"))
+    assert slipstream("resume", "run", "--layout", "tensor=3", cwd=tmp_path).returncode == 2
+    done = slipstream("resume", "run", "--layout", "shard=2,pipeline=2", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["workers"] == 4 and "pipeline: 2" in path.read_text()

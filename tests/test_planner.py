@@ -257,7 +257,7 @@ def test_a_plan_is_shown_explained_drawn_and_saved(tmp_path):
     words = ["--explain", "--plot", "front.png", "--save", "plan.yaml"]
     done = slipstream("plan", job, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for text in ("machines", "layout", "why not L4", "GPU-hours", "time of a step", "memory of the busiest", "±25%"):
+    for text in ("accelerators", "micro-batch", "why not L4", "GPU-hours", "time of a step", "memory of the busiest", "±25%"):
         assert text in done.stdout, done.stdout
     assert (tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")
     refused = slipstream("train", job, "--plan", "plan.yaml", cwd=tmp_path)

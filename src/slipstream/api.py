@@ -14,6 +14,7 @@ from slipstream.fleet.scratch import Scratch
 from slipstream.job import Job, check_job, dump, load_job, locate
 from slipstream.plan import Plan, this_machine
 from slipstream.plan.here import Here
+from slipstream.plan.layout import SPOKEN
 from slipstream.planning import (
     RUNS,
     LateRefusal,
@@ -120,11 +121,23 @@ def _train(job: Job, workers: int | None, run_dir: str | Path | None, watcher: W
             raise
 
 
-def resume(run_dir: str | Path, *, workers: int | None = None, watcher: Watcher | None = None) -> Result:
-    """Go on with a run from its newest whole checkpoint, on the same or another number of workers."""
+def resume(
+    run_dir: str | Path, *, workers: int | None = None, settings: Sequence[str] = (), watcher: Watcher | None = None
+) -> Result:
+    """Go on with a run from its newest whole checkpoint, on the same or another number of workers.
+
+    `settings` say another layout (`layout.shard=2`), which then is the run's.
+    """
     watcher = watcher or Silence()
     run = find_run(run_dir)
-    job = load_job(run.job)
+    try:
+        return _resume(run, workers, settings, watcher)
+    except LateRefusal as error:
+        raise locate(error, run.job, settings) from error
+
+
+def _resume(run: RunFolder, workers: int | None, settings: Sequence[str], watcher: Watcher) -> Result:
+    job = load_job(run.job, ["layout={}", *settings] if settings else ())
     with _locked(run) as lock:
         result = read_result(run)
         if result and result.status == "finished":
@@ -133,7 +146,9 @@ def resume(run_dir: str | Path, *, workers: int | None = None, watcher: Watcher 
         spent, home = run.seconds_spent(), _home(run)
         _refuse_if_spent(run, job, spent)
         before = read_plan(run)
-        plan = plan_here(job, workers or (before.layout.workers if before else None), before)
+        plan = plan_here(job, workers or (before.layout.workers if before and _is_of(job, before) else None), before)
+        if settings:
+            write_yaml(run.job, dump(job))
         prepare_data(job, watcher.say, home)
         checkpoint = find_checkpoint(run.checkpoints, lambda text: _warn(run, watcher, text))
         progress = read_progress(checkpoint) if checkpoint else None
@@ -141,6 +156,12 @@ def resume(run_dir: str | Path, *, workers: int | None = None, watcher: Watcher 
         where = f"from step {progress.step}" if progress else "from the start: there is no whole checkpoint yet"
         watcher.say(f"resuming {run.name} {where}")
         return _launch(run, job, plan, checkpoint, watcher, lock, home, spent)
+
+
+def _is_of(job: Job, before: Plan) -> bool:
+    """Whether a plan has the axes that a job asks for: if not, its number of workers says nothing any more."""
+    asked = {axis: getattr(job.layout, axis) for axis in SPOKEN}
+    return all(size is None or size == getattr(before.layout, axis) for axis, size in asked.items())
 
 
 def _create(run_dir: str | Path | None, job: Job) -> RunFolder:

@@ -176,8 +176,10 @@ def dry_run(job: str | Path, *, settings: Sequence[str] = (), workers: int | Non
         if rank >= plan.layout.workers:
             raise LateRefusal(loaded, f"there is no rank {rank} among {plan.layout.workers} workers")
         return dry_run(loaded, plan, rank, expected_facts(loaded))
-    except LateRefusal as error:
+    except JobError as error:
         raise locate(error, job, settings) from error
+    except ValueError as error:
+        raise locate(LateRefusal(loaded, str(error)), job, settings) from error
 
 
 def plan_here(job: Job, workers: int | None, before: Plan | None) -> Plan:

@@ -1,12 +1,13 @@
 """Verify a layout: a shrunken copy of a job, trained on one worker and on the layout, must give the same model."""
 
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slipstream.api import LateRefusal, train
-from slipstream.job import Job, dump
+from slipstream.job import Job, JobError, dump
 from slipstream.job.models import DecoderModel
 from slipstream.plan import Layout, make_plan, this_machine
 from slipstream.runs import RunFolder, read_lines
@@ -41,19 +42,25 @@ def verify(job: Job) -> Verdict:
     if layout.workers == 1:
         raise LateRefusal(job, "there is nothing to verify on one worker; name a layout: --layout shard=2")
     small = shrink(job, layout)
-    with tempfile.TemporaryDirectory(prefix="slipstream-verify-") as folder:
-        one, many = Path(folder, "one"), Path(folder, "many")
+    folder = tempfile.mkdtemp(prefix="slipstream-verify-")  # it stays if a run fails, whose report names its logs
+    one, many = Path(folder, "one"), Path(folder, "many")
+    try:
         train(_on(small, {"micro_batch": None}), workers=1, run_dir=one)
         train(_on(small, _choices(layout)), workers=layout.workers, run_dir=many)
-        curves = list(read_lines(RunFolder(one).metrics)), list(read_lines(RunFolder(many).metrics))
-        return Verdict(
-            layout=str(layout),
-            workers=layout.workers,
-            steps=STEPS,
-            loss=_farthest("loss", *curves),
-            grad_norm=_farthest("grad_norm", *curves),
-            weights=_farthest_weight(one, many),
-        )
+    except JobError:
+        shutil.rmtree(folder)
+        raise
+    curves = list(read_lines(RunFolder(one).metrics)), list(read_lines(RunFolder(many).metrics))
+    verdict = Verdict(
+        layout=str(layout),
+        workers=layout.workers,
+        steps=STEPS,
+        loss=_farthest("loss", *curves),
+        grad_norm=_farthest("grad_norm", *curves),
+        weights=_farthest_weight(one, many),
+    )
+    shutil.rmtree(folder)
+    return verdict
 
 
 def shrink(job: Job, layout: Layout) -> Job:

@@ -16,12 +16,14 @@ def show_held(held: "Held", as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("rank " + str(held.rank), "GB", box=None, padding=(0, 2))
+    unit, name_of_unit = (1e9, "GB") if held.total > 1e9 else (1e6, "MB")
+    table = Table("rank " + str(held.rank), name_of_unit, box=None, padding=(0, 2))
     table.columns[1].justify = "right"
-    for name in ("parameters", "gradients", "optimizer", "activations", "total"):
-        table.add_row(name.replace("optimizer", "optimiser state"), f"{getattr(held, name) / 1e9:,.2f}")
+    for name in ("parameters", "gradients", "optimizer", "gathered", "activations", "total"):
+        words = {"optimizer": "optimiser state", "gathered": "gathered weights"}.get(name, name)
+        table.add_row(words, f"{getattr(held, name) / unit:,.2f}")
     if held.offloaded:
-        table.add_row("in main memory", f"{held.offloaded / 1e9:,.2f}")
+        table.add_row("in main memory", f"{held.offloaded / unit:,.2f}")
     console = Console(highlight=False)
-    console.print(held.layout)
+    console.print(f"{held.layout}, activations in {held.precision}")
     console.print(table)

@@ -13,4 +13,13 @@ def layout_settings(text: str | None) -> list[str]:
     """`shard=2,tensor=2` as settings of the job; `auto` as it is."""
     if text and text.strip() == "auto":
         return ["layout=auto"]
-    return [f"layout.{part.strip()}" for part in text.split(",") if part.strip()] if text else []
+    if text is None:
+        return []
+    parts = [part.strip() for part in text.split(",")]
+    keys = [part.partition("=")[0].strip() for part in parts]
+    for part, key in zip(parts, keys, strict=True):
+        if not key or "=" not in part:
+            raise typer.BadParameter(f"--layout {text}: {part!r} is not key=value; for example shard=2,tensor=2")
+        if keys.count(key) > 1:
+            raise typer.BadParameter(f"--layout {text}: {key} is given more than once")
+    return [f"layout.{part}" for part in parts]

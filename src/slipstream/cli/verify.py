@@ -32,7 +32,7 @@ def command(
     if as_json:
         print(json.dumps({**asdict(verdict), "passed": verdict.passed}, indent=2))
     else:
-        table = Table("largest relative difference", "after", box=None, padding=(0, 2))
+        table = Table("largest relative difference", "", box=None, padding=(0, 2))
         for name in ("loss", "grad_norm", "weights"):
             table.add_row(name.replace("grad_norm", "gradient norm"), f"{getattr(verdict, name):.1e}")
         console = Console(highlight=False)

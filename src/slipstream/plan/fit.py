@@ -1,6 +1,6 @@
 """Whether a layout fits a job, and the nearest ones that do."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import log2
 
 from slipstream.job import Job
@@ -22,7 +22,12 @@ def _model_misfits(job: Job, layout: Layout) -> Iterator[str]:
     able = {"tensor": _has_tensor_plan(model), "pipeline": _has_blocks(model), "context": False}
     for axis in ("tensor", "pipeline", "context"):
         if getattr(layout, axis) > 1 and not able[axis]:
-            yield f"layout.{axis}: {kind} cannot be split this way{_missing(model, axis)}"
+            why = "; only the decoder shares out sequences" if axis == "context" else _missing(model, axis)
+            yield f"layout.{axis}: {kind} cannot be split this way{why}"
+    if isinstance(model, HuggingFaceModel) and isinstance(model.source, dict):
+        heads = model.source.get("num_key_value_heads") or model.source.get("num_attention_heads")
+        if isinstance(heads, int) and heads % layout.tensor:
+            yield f"layout.tensor ({layout.tensor}) must divide the model's {heads} key and value heads"
     if layout.recompute != "none" and not _has_blocks(model):
         why = _missing(model, "pipeline") or ", and this one has none"
         yield f"layout.recompute needs to know the model's blocks{why}"
@@ -71,7 +76,7 @@ def _batch_misfits(job: Job, layout: Layout) -> Iterator[str]:
     if layout.micro_batch > largest_share:
         yield (
             f"layout.micro_batch ({layout.micro_batch}) is more than a worker's share of the batch "
-            f"({job.train.batch} over {layout.data} workers = {largest_share}); lower it or leave it out"
+            f"({job.train.batch} over {layout.data} = {largest_share}); lower it or leave it out"
         )
     if layout.pipeline > 1:
         if job.train.ramp:
@@ -90,10 +95,17 @@ def _batch_misfits(job: Job, layout: Layout) -> Iterator[str]:
                 )
 
 
-def nearest_layouts(job: Job, layout: Layout, workers: int, count: int = 3) -> list[Layout]:
-    """Layouts of this many workers that fit, those that differ least first."""
-    found = [candidate for candidate in _candidates(job, layout, workers) if not misfits(job, candidate)]
-    return sorted(found, key=lambda candidate: _distance(candidate, layout))[:count]
+def nearest_layouts(job: Job, layout: Layout, counts: Iterable[int], count: int = 3) -> list[Layout]:
+    """Layouts that fit, of one of these numbers of workers, those that differ least first, all with other axes."""
+    every = (candidate for workers in counts for candidate in _candidates(job, layout, workers))
+    found = sorted(
+        (candidate for candidate in every if not misfits(job, candidate)),
+        key=lambda candidate: _distance(candidate, layout),
+    )
+    different: dict[tuple[int, ...], Layout] = {}
+    for candidate in found:
+        different.setdefault(candidate.sizes, candidate)
+    return list(different.values())[:count]
 
 
 def _candidates(job: Job, layout: Layout, workers: int) -> Iterator[Layout]:

@@ -99,8 +99,8 @@ class Style:
     """1 where stages are cut so that all have as much to do, the head counted; 0 where all have as many blocks."""
     gradient_bytes: Number = 4
     """Of each gradient, as it travels."""
-    weight_bytes: Number = 2
-    """Of each weight, as it travels."""
+    weight_bytes: Number = 4
+    """Of each weight, as it travels, and as it is held where it is gathered."""
     stored_weight: Number = 4
     """Of each weight, as the model holds it."""
     master: Number = 0

@@ -88,6 +88,18 @@ class Layout(Section):
         first = start + index * even + min(index, left)
         return range(first, first + even + (index < left))
 
+    @property
+    def written(self) -> str:
+        """As `--layout` takes it."""
+        axes = [f"{axis}={size}" for axis in SPOKEN if (size := getattr(self, axis)) > 1]
+        choices = [f"micro_batch={self.micro_batch}"]
+        if self.shard > 1 and self.sharded != "parameters":
+            choices.append(f"sharded={self.sharded}")
+        if self.pipeline > 1 and self.schedule != "1f1b":
+            choices.append(f"schedule={self.schedule}")
+        choices += [f"{name}={value}" for name in ("recompute", "offload") if (value := getattr(self, name)) != "none"]
+        return ",".join([*(axes or ["replicate=1"]), *choices])
+
     def __str__(self) -> str:
         axes = " × ".join(f"{axis} {size}" for axis in SPOKEN if (size := getattr(self, axis)) > 1)
         choices = [f"micro-batch {self.micro_batch}"]

@@ -12,7 +12,6 @@ CONTEXT = 1.0e9
 """Bytes that the driver, its kernels and the collectives take before anything is trained."""
 FRAGMENTED = 0.04
 """What the allocator cannot use, as a part of what is held."""
-_LOW = 2  # bytes of a number in the run's 16-bit precision
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def memory(work: Work, grid: Grid, batch: Number, optimizer_states: Number, styl
         "gradients": np.maximum(style.gradient_bytes, style.stored_weight) * held / shared["gradients"],
         "optimizer": 4 * optimizer_states * held / shared["optimizer"],
         "master": style.master * held / shared["optimizer"],
-        "gathered": np.where(grid.sharded >= 2, _gathered(work, grid, held), 0.0),
+        "gathered": np.where(grid.sharded >= 2, style.weight_bytes * _gathered(work, grid, held), 0.0),
         "activations": activations,
         "scores": scores,
     }
@@ -77,10 +76,11 @@ def _held_parameters(work: Work, grid: Grid) -> Number:
 
 
 def _gathered(work: Work, grid: Grid, held: Number) -> Number:
-    """Two blocks at once, one computing and one coming, and what is in no block; or all, where weights are kept."""
+    """Weights: two blocks at once, one computing and one coming, and what is in no block; or all, where they are kept.
+    And the gradients of a block, on their way."""
     some = (2 * work.block_parameters + work.table_parameters + work.head_parameters) / grid.tensor
-    gradients = _LOW * work.block_parameters / grid.tensor
-    return _LOW * np.where(grid.sharded == 2, held, np.minimum(some, held)) + gradients
+    gradients = work.block_parameters / grid.tensor
+    return np.where(grid.sharded == 2, held, np.minimum(some, held)) + gradients
 
 
 def _activations(work: Work, grid: Grid, batch: Number, style: Style) -> tuple[Number, Number]:

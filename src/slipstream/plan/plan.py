@@ -77,8 +77,10 @@ def _choose_layout(job: Job, there: int, workers: int | None) -> Layout:
     if workers and layout.workers != workers:
         problems.insert(0, f"the layout {layout} has {layout.workers} workers, and {workers} are asked for")
     if problems:
-        near = nearest_layouts(job, layout, workers or layout.workers) if layout.workers > 1 else []
-        advice = f"; nearest layouts that fit: {' | '.join(map(str, near))}" if near else ""
+        many = layout.workers
+        counts = {workers} if workers else {many, max(1, many - 1), max(1, many // 2), 2 ** (many.bit_length() - 1)}
+        near = nearest_layouts(job, layout, counts) if layout.workers > 1 else []
+        advice = f"; nearest layouts that fit: {' | '.join(each.written for each in near)}" if near else ""
         raise ValueError("; ".join(problems) + advice)
     return layout
 

@@ -17,14 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.data.base import Facts
 from slipstream.job import Job
+from slipstream.job.models import DecoderModel
 from slipstream.plan import Layout, Plan
 from slipstream.plan.wanted import STATES
 from slipstream.train.models import build_model
-from slipstream.train.models.decoder import Attention, Decoder
+from slipstream.train.models.decoder import Attention
 from slipstream.train.models.dropout import own_dropout
 from slipstream.train.parallel.pipeline import Stage
 from slipstream.train.parallel.recompute import KEPT
-from slipstream.train.parallel.split import SplitModel
+from slipstream.train.parallel.split import SplitModel, pieces_of
 
 META = torch.device("meta")
 
@@ -35,9 +36,13 @@ class Held:
 
     rank: int
     layout: str
+    precision: str
+    """In which activations are counted."""
     parameters: int
     gradients: int
     optimizer: int
+    gathered: int
+    """Weights of other workers that are here while they are needed: two blocks at a time, or all where kept."""
     activations: int
     """Kept from forward to backward, for all micro-batches that are on their way at once."""
     offloaded: int
@@ -46,7 +51,7 @@ class Held:
     @property
     def total(self) -> int:
         """All of it."""
-        return self.parameters + self.gradients + self.optimizer + self.activations
+        return self.parameters + self.gradients + self.optimizer + self.gathered + self.activations
 
 
 def dry_run(job: Job, plan: Plan, rank: int, facts: Facts) -> Held:
@@ -60,9 +65,13 @@ def dry_run(job: Job, plan: Plan, rank: int, facts: Facts) -> Held:
         held = whole if layout.sharded == "optimizer" else sum(_bytes(part.weight) for part in split.parts)
         state = STATES[type(job.train.optimizer)] * sum(_bytes(part.weight) for part in parts)
         offloaded = layout.offload == "optimizer"
-        activations = _activations(job, plan, rank, facts)
+        gathered = _gathered(split, layout)
+        try:
+            activations = _activations(job, plan, rank, facts)
+        except (RuntimeError, IndexError) as error:
+            raise ValueError(f"the model cannot be run on {layout}, without numbers: {error}") from error
     at_home, away = (0, state) if offloaded else (state, 0)
-    return Held(rank, str(layout), held, held, at_home, activations, away)
+    return Held(rank, str(layout), plan.precision, held, held, at_home, gathered, activations, away)
 
 
 @contextmanager
@@ -120,23 +129,33 @@ def _activations(job: Job, plan: Plan, rank: int, facts: Facts) -> int:
     kept = 0
     for module in split.modules:
         last = not isinstance(module, Stage) or module.number == layout.stages - 1
-        inputs = _input(module, split.whole, layout, facts, dtype)
+        inputs = _input(module, job, layout, facts, dtype)
         around = nullcontext() if isinstance(module, Stage) else split.keys.of(positions)
         with around:
             kept += _kept(module, inputs, positions, last, layout.recompute == "selective")
     return in_flight * kept
 
 
-def _input(module: nn.Module, model: nn.Module, layout: Layout, facts: Facts, dtype: torch.dtype) -> Tensor:
-    """What a module is given: samples, or for a later stage the residual stream."""
+def _input(module: nn.Module, job: Job, layout: Layout, facts: Facts, dtype: torch.dtype) -> Tensor:
+    """What a module is given: samples, or for a later stage what the modules before it give."""
     if not isinstance(module, Stage) or module.number == 0:
         shape = (facts.inputs[0] // layout.context, *facts.inputs[1:]) if facts.tokens else facts.inputs
         kind = torch.int64 if facts.tokens else dtype
         return torch.empty(layout.micro_batch, *shape, dtype=kind, device=META)
-    assert isinstance(model, Decoder), "only the decoder's stages are known from outside"
-    length = facts.inputs[0] // layout.context // layout.tensor
-    stream = torch.empty(layout.micro_batch, length, model.section.hidden, dtype=dtype, device=META)
-    return stream.requires_grad_()
+    if isinstance(job.model, DecoderModel):
+        length = facts.inputs[0] // layout.context // layout.tensor
+        stream = torch.empty(layout.micro_batch, length, job.model.hidden, dtype=dtype, device=META)
+        return stream.requires_grad_()
+    with META:
+        whole = build_model(job, facts).to(dtype)
+    keys = own_dropout(whole, job.seed)
+    x = torch.empty(layout.micro_batch, *facts.inputs, dtype=torch.int64 if facts.tokens else dtype, device=META)
+    with torch.no_grad(), _KeptOnPurpose(selective=False), keys.of(torch.zeros(layout.micro_batch, dtype=torch.int64)):
+        for name, piece in pieces_of(whole, job):
+            if name == module.names[0]:
+                break
+            x = piece(x)
+    return x.requires_grad_() if x.is_floating_point() else x
 
 
 def kept_for_backward(module: nn.Module, inputs: Tensor) -> int:
@@ -156,26 +175,46 @@ def _kept(module: nn.Module, inputs: Tensor, positions: Tensor, last: bool, sele
             alive.append(storage)  # its number must not be given to another
         return tensor
 
-    kept_on_purpose = _KeptOnPurpose()
-    with saved_tensors_hooks(pack, lambda tensor: tensor), kept_on_purpose if selective else nullcontext():
+    kept_on_purpose = _KeptOnPurpose(selective)
+    with saved_tensors_hooks(pack, lambda tensor: tensor), kept_on_purpose:
         outputs: Tensor = module(inputs, positions) if isinstance(module, Stage) else module(inputs)
     scores = 4 * outputs.numel() if last else 0  # the loss works on them in fp32, in place
     return sum(kept.values()) + kept_on_purpose.bytes + scores
 
 
-class _KeptOnPurpose(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what selective recomputation keeps, which autograd does not see."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes = 0
+class Unanswered(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Who asks for a number, which there is not, gets 1: models ask such things as whether any token is masked."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in KEPT:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return True if args[0].dtype == torch.bool else 1
+        return func(*args, **(kwargs or {}))
+
+
+class _KeptOnPurpose(Unanswered):
+    """Counts what selective recomputation keeps, which autograd does not see."""
+
+    def __init__(self, selective: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._selective, self.bytes = selective, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if self._selective and func in KEPT:
             first = result[0] if isinstance(result, tuple) else result
             self.bytes += _bytes(first)
         return result
+
+
+def _gathered(split: SplitModel, layout: Layout) -> int:
+    """FSDP2 holds the weights of the block that computes and of the one after it, and those of no block."""
+    if not split.sharded:
+        return 0
+    blocks = [sum(weight.numel() for weight in block.parameters()) for block in split.blocks]
+    everything = sum(weight.numel() for module in split.modules for weight in module.parameters())
+    if layout.sharded == "gradients":
+        return 4 * everything
+    return 4 * (everything - sum(blocks) + sum(sorted(blocks)[-2:]))
 
 
 def _in_flight(job: Job, layout: Layout, stage: int) -> int:

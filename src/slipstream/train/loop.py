@@ -18,6 +18,7 @@ from slipstream.train.checkpoint import Checkpointer, load
 from slipstream.train.control import Control
 from slipstream.train.models import build_to_split
 from slipstream.train.parallel.split import SplitModel
+from slipstream.train.parallel.trial import Trial
 from slipstream.train.precision import set_matrix_precision, weight_dtype
 from slipstream.train.record import Recorder
 from slipstream.train.update import Update
@@ -59,8 +60,10 @@ def train(
         torch.manual_seed(job.seed)
         plain = build_to_split(job, dataset.facts, world.device, weight_dtype(plan))
         parameters = sum(weight.numel() for weight in plain.parameters())
+        trial = Trial(plain, job, plan, dataset, world.device)
         worker = Worker(job, plan, world, pulse, plain)
         model = worker.model
+        trial.compare(model)
         update = Update(job.train, model, timeline.samples, fp16=plan.precision == "fp16")
         checkpointer = Checkpointer(run.checkpoints, job.checkpoint.keep, world)
         recorder = Recorder(run, dataset.facts, world)

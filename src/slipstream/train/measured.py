@@ -5,13 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.data.base import Facts
 from slipstream.job import Job
 from slipstream.plan.rates import fitted_rates
 from slipstream.plan.work import Product, Work
-from slipstream.train.dry_run import META, kept_for_backward
+from slipstream.train.dry_run import META, Unanswered, kept_for_backward
 from slipstream.train.models import build_model
 from slipstream.train.models.dropout import own_dropout
 
@@ -33,7 +32,7 @@ def measured_work(job: Job, facts: Facts) -> Work:
     try:
         with keys.of(positions), torch.no_grad(), counter:
             outputs: Tensor = model(inputs)
-        with keys.of(positions), _Counter():
+        with keys.of(positions):
             kept = kept_for_backward(model, inputs)
     except (RuntimeError, NotImplementedError) as error:
         raise ValueError(
@@ -61,9 +60,8 @@ def measured_work(job: Job, facts: Facts) -> Work:
     )
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the shapes of products, and counts what all else gives. Who asks for a number, which there is not, gets 1:
-    models ask such things as whether any token is masked."""
+class _Counter(Unanswered):
+    """Notes the shapes of products, and counts what all else gives."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -71,9 +69,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is aten._local_scalar_dense.default:
-            return True if args[0].dtype == torch.bool else 1
-        result = func(*args, **(kwargs or {}))
+        result = super().__torch_dispatch__(func, types, args, kwargs)
         first = result[0] if isinstance(result, tuple) else result
         if func in (aten.mm.default, aten.addmm.default):
             a, b = args[-2:] if func is aten.mm.default else args[1:3]

@@ -38,18 +38,21 @@ class SplitModel:
         self._tied = _tied_names(model)
         self._slices: dict[str, Slice] = {}
         self._holders: dict[str, set[int]] = {}
-        costs = [cost(piece) for _, piece in _pieces(model, job)]  # of whole layers
+        costs = [cost(piece) for _, piece in pieces_of(model, job)]  # of whole layers
         self.tensor = self._split_tensors(model, job)
         self._name_of = {weight: self._canonical[name] for name, weight in model.named_parameters()}
         if isinstance(model, Decoder) and (layout.context > 1 or self.tensor):
             self._place_tokens(model, keys)
         self.whole = model
-        pieces = _pieces(model, job)
+        pieces = pieces_of(model, job)
         blocks = [piece for name, piece in pieces if name.rpartition(".")[2].isdigit()]
         if layout.recompute != "none":
             recompute_blocks(blocks, layout.recompute, keys)
         self.pipeline = self._cut(pieces, costs, device, around) if layout.pipeline > 1 else None
         self.modules: list[nn.Module] = list(self.pipeline.stages) if self.pipeline else [model]
+        own = {id(part) for module in self.modules for part in module.modules()}
+        self.blocks = [block for block in blocks if id(block) in own]
+        """The blocks that are here."""
         self.sharded = layout.shard > 1 and layout.sharded != "optimizer"
         fill = partial(self._fill, device=device)
         if self.sharded:
@@ -287,7 +290,7 @@ def _tied_names(model: nn.Module) -> dict[str, list[str]]:
     return {canonical: known for canonical, known in names.items() if len(known) > 1}
 
 
-def _pieces(model: nn.Module, job: Job) -> list[tuple[str, nn.Module]]:
+def pieces_of(model: nn.Module, job: Job) -> list[tuple[str, nn.Module]]:
     """The modules that a forward passes through one after the other, blocks one by one; the model itself if unknown."""
     before: tuple[str, ...]
     after: tuple[str, ...]
@@ -306,11 +309,16 @@ def _pieces(model: nn.Module, job: Job) -> list[tuple[str, nn.Module]]:
         raise ValueError(
             f"model.split.blocks: {blocks} is a {type(row).__name__}, not an nn.ModuleList or nn.Sequential"
         )
-    return [
+    pieces = [
         *((name, known[name]) for name in before),
         *((f"{blocks}.{number}", block) for number, block in enumerate(row)),
         *((name, known[name]) for name in after),
     ]
+    named = {id(weight) for _, piece in pieces for weight in piece.parameters()}
+    for name, weight in model.named_parameters():
+        if id(weight) not in named:
+            raise ValueError(f"model.split: {name} is in none of the modules that before, blocks and after name")
+    return pieces
 
 
 def _tensor_styles(model: nn.Module, job: Job) -> dict[str, Style]:
