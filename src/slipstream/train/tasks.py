@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slipstream.data.base import IGNORED, Batch
 from slipstream.job import Job
+from slipstream.job.data import TextData, TokenData
 from slipstream.job.train import Classification, MaskedToken, NextToken, Regression
 from slipstream.train.cross_entropy import overwriting_cross_entropy, shared_out_cross_entropy
 
@@ -72,6 +73,12 @@ def shared_out_loss_sum(outputs: Tensor, targets: Tensor, first: int, group: dis
     scores = outputs.flatten(0, -2)
     wide = scores if scores.dtype == torch.float64 else scores.float()
     return shared_out_cross_entropy(wide, targets.flatten(), first, group)
+
+
+def weight_of_batch(job: Job, samples: int) -> float | None:
+    """How much a whole batch predicts, where that follows from its size: then nobody need ask the others."""
+    whole = isinstance(job.data, TokenData) or (isinstance(job.data, TextData) and job.data.pack)
+    return float(samples * job.data.sequence) if whole and isinstance(job.task, NextToken) else None  # type: ignore[union-attr]
 
 
 def weight(task: AnyTask, targets: Tensor) -> int:

@@ -39,12 +39,15 @@ class Worker:
     def forward_backward(self, share: Share, scale: float) -> list[float]:
         """Leave the gradients of the batch's mean loss; return this worker's part of it for each micro-batch."""
         micro_batches = [self._own(micro) for micro in share.micro_batches]
+        weight = tasks.weight_of_batch(self.job, share.size) or self._agree_on_weight(micro_batches)
+        losses = (self._through_pipeline if self.model.pipeline else self._one_by_one)(micro_batches, weight, scale)
+        return [loss if self.model.counts else 0.0 for loss in losses]
+
+    def _agree_on_weight(self, micro_batches: list[MicroBatch]) -> float:
         with self._pulse.during("exchange"):
             mine = sum(tasks.weight(self.job.task, micro.targets) for micro in micro_batches)
             total = self.world.sum(torch.tensor(float(mine * self.model.counts_samples), dtype=torch.float64))
-        weight = max(1.0, float(total))
-        losses = (self._through_pipeline if self.model.pipeline else self._one_by_one)(micro_batches, weight, scale)
-        return [loss if self.model.counts else 0.0 for loss in losses]
+        return max(1.0, float(total))
 
     def loss_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of outputs as they come out of the model here."""
