@@ -44,6 +44,12 @@ def test_starting_up_is_timed(tmp_path: Path) -> None:
     assert 0 < seconds["slipstream --help"] < seconds["first step"]
 
 
+def test_searching_is_timed(tmp_path: Path) -> None:
+    record = run("planner.py", out=tmp_path / "planner.json")
+    (result,) = record["results"]
+    assert result["layouts_per_s"] > 0 and result["plans"] > 100
+
+
 def test_a_missing_peer_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import cpu_train

@@ -257,7 +257,15 @@ def test_a_plan_is_shown_explained_drawn_and_saved(tmp_path):
     words = ["--explain", "--plot", "front.png", "--save", "plan.yaml"]
     done = slipstream("plan", job, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for text in ("accelerators", "micro-batch", "why not L4", "GPU-hours", "time of a step", "memory of the busiest", "±25%"):
+    for text in (
+        "accelerators",
+        "micro-batch",
+        "why not L4",
+        "GPU-hours",
+        "time of a step",
+        "memory of the busiest",
+        "±25%",
+    ):
         assert text in done.stdout, done.stdout
     assert (tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")
     refused = slipstream("train", job, "--plan", "plan.yaml", cwd=tmp_path)
@@ -289,6 +297,19 @@ def test_what_cannot_be_planned_is_said(settings, words, tmp_path):
     assert done.returncode == 2, done.stdout + done.stderr
     for word in words:
         assert word in text, text
+
+
+def test_a_users_own_model_is_planned(tmp_path):
+    values = {
+        "name": "own", "model": {"import": "faults:Tower", "args": {"width": 512, "layers": 12}},
+        "data": {"source": "synthetic", "samples": 640, "inputs": 8}, "limits": {"spot": "never", "gpus": ["T4", "L4"]},
+        "train": {"epochs": 20_000, "batch": 64, "optimizer": {"name": "adamw", "lr": 1e-3}},
+    }  # fmt: skip
+    done = slipstream("plan", write_job(tmp_path, values), "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plans = json.loads(done.stdout)["plans"]
+    assert plans and {plan["offer"]["accelerator"] for plan in plans} <= {"T4", "L4"}
+    assert not any(plan["offer"]["spot"] for plan in plans)
 
 
 def test_the_planner_is_scored_through_the_command_line(tmp_path):
@@ -381,3 +402,23 @@ def test_a_plan_for_this_machine_is_run_as_it_is(tmp_path, monkeypatch):
     assert calibrated.returncode == 0 and "±20%" in calibrated.stdout, calibrated.stderr
     auto = slipstream("train", job, "--layout", "auto", "--run-dir", "auto", "--json", cwd=tmp_path)
     assert auto.returncode == 0, auto.stderr
+
+
+def test_this_machine_is_probed(tmp_path, monkeypatch):
+    """With two shapes instead of eleven."""
+    from slipstream import probe
+
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(probe, "CPU_SHAPES", ((2, 32, 32, 64, 4, ""),))
+    monkeypatch.setattr(probe, "CPU_SHARED", ((2, 32, 32, 64, 4, "replicate=2"),))
+    said: list[str] = []
+    profile = probe.probe(said.append)
+    assert said and profile.bandwidth > 1e8 and profile.link > 1e6 and 0 < profile.operation < profile.latency < 1
+    assert set(profile.peaks) == {"1", str(this_machine().cores)} and min(profile.peaks.values()) > 1e9
+    for _, measured, fitted in profile.steps:
+        assert fitted == pytest.approx(measured, rel=0.3), "two steps can always be fitted well"
+    path = save_profile(profile, this_machine())
+    assert Here(this_machine()).profile == profile
+    path.write_text("{")
+    with pytest.raises(ValueError, match="slipstream probe` makes it anew"):
+        Here(this_machine())

@@ -153,6 +153,7 @@ def _work(job: Job) -> "Work":
         return known
     from slipstream.train.measured import measured_work
 
+    _find_modules_in(str(Path.cwd()))
     return measured_work(job, facts)
 
 
@@ -248,9 +249,14 @@ def find_run(name: str | Path) -> RunFolder:
 
 def prepare_data(job: Job, say: Callable[[str], None], home: str) -> None:
     """Make the data of a job ready; the user's own modules are found from `home`."""
-    if home not in sys.path:
-        sys.path.insert(0, home)  # where the user's own modules are found, also by the workers
+    _find_modules_in(home)
     try:
         prepare(job, say)
     except ValueError as error:
         raise LateRefusal(job, str(error)) from error
+
+
+def _find_modules_in(home: str) -> None:
+    """Where the user's own modules are, also for the workers."""
+    if home not in sys.path:
+        sys.path.insert(0, home)

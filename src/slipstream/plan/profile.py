@@ -89,6 +89,9 @@ def load_profile(machine: Machine) -> Profile | None:
     if not path.exists():
         return None
     try:
-        return Profile(**json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
+        values = json.loads(path.read_text())
+        for name in ("products", "steps"):  # JSON has lists only
+            values[name] = [tuple(row) for row in values[name]]
+        return Profile(**values)
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is damaged ({error}); `slipstream probe` makes it anew") from error
