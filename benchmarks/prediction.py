@@ -7,6 +7,7 @@ each the median of its steady steps.
 import argparse
 import statistics
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from common import RESULTS, console, facts, save, show
@@ -67,7 +68,7 @@ def main() -> None:
             for row in rows
         ],
     )
-    save(options.out, {**record, "median_error": middle, "results": rows, "profile": profile.rates})
+    save(options.out, {**record, "median_error": middle, "results": rows, "profile": asdict(profile)})
 
 
 if __name__ == "__main__":

@@ -52,6 +52,11 @@ GPU_SHAPES: tuple[Shape, ...] = (
     (2, 4096, 2048, 32000, 2, ""),
     (4, 1024, 4096, 32000, 4, ""),
 )
+_PRODUCTS: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "cuda": ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 8192, 8192)),
+    "cpu": ((64, 64, 64), (256, 256, 256), (1024, 1024, 1024), (1024, 256, 256)),
+}
+"""Sizes of the products that are measured: m, n, k."""
 FITTED = (
     "matrix_16", "matrix_start", "attention", "stream_traffic", "inner_traffic", "launch", "loss_traffic",
     "optimizer_bytes", "step",
@@ -91,27 +96,25 @@ def _peaks(torch: Any, machine: Machine, device: str) -> tuple[dict[str, float],
     """The best of several sizes, by threads or precision; and all sizes, with all threads or in bf16."""
     peaks: dict[str, float] = {}
     products: list[tuple[int, int, int, float]] = []
-    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    kinds = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     ways = kinds if device == "cuda" else {str(count): torch.float32 for count in sorted({1, machine.cores})}
     before = torch.get_num_threads()
     for name, dtype in ways.items():
         if device == "cpu":
             torch.set_num_threads(int(name))
-        sizes = (1024, 4096, 8192) if device == "cuda" else (64, 256, 1024)
-        found = [(size, size, size, _rate(torch, size, dtype, device)) for size in sizes]
-        peaks[name] = max(rate for *_, rate in found)
-        if dtype != torch.float32 or device == "cpu":
-            products = found
+        torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+        found = [(*shape, _rate(torch, shape, dtype, device)) for shape in _PRODUCTS[device]]
+        # On a CPU what counts is how much threads help with products of the size that small models have.
+        peaks[name] = max(rate for *_, rate in found) if device == "cuda" else found[-1][-1]
+        products = found
     torch.set_num_threads(before)
-    if device == "cuda":
-        peaks["tf32"] = peaks["fp32"]
     return peaks, products
 
 
-def _rate(torch: Any, size: int, dtype: Any, device: str) -> float:
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    seconds = _timed(torch, lambda: a @ b, device)
-    return float(2 * size**3 / seconds)
+def _rate(torch: Any, shape: tuple[int, int, int], dtype: Any, device: str) -> float:
+    m, n, k = shape
+    a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(k, n, device=device).to(dtype)
+    return float(2 * m * n * k / _timed(torch, lambda: a @ b, device))
 
 
 def _bandwidth(torch: Any, device: str) -> float:
