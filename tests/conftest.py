@@ -50,7 +50,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["SLIPSTREAM_CACHE"] = before
 
 
-LONGEST = ("one_curve", "kill", "failures", "commands", "examples", "checkpoints", "benchmarks")
+LONGEST = ("one_curve", "kill", "planner", "failures", "commands", "examples", "checkpoints", "benchmarks")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,8 +59,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Layouts come last, when no test that watches the clock runs beside their eight processes.
     """
     order = {f"test_{name}": number for number, name in enumerate(LONGEST)}
-    last = dict.fromkeys(("test_layout_commands", "test_layouts", "test_layout_cases"), len(order) + 1)
-    items.sort(key=lambda item: (order | last).get(item.path.stem, len(order)))
+    for number, name in enumerate(("layouts", "layout_cases", "layout_commands"), len(order) + 1):
+        order[f"test_{name}"] = number
+    others = len(LONGEST)
+    items.sort(key=lambda item: order.get(item.path.stem, others))
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -109,12 +109,14 @@ def test_a_dry_run_of_any_model(tmp_path):
     job = write_job(tmp_path, OWN)
     last = slipstream("train", job, "--layout", "pipeline=2", "--dry-run", "--rank", "1", "--json", cwd=tmp_path)
     assert json.loads(last.stdout)["activations"] > 0, last.stderr
-    shared = [
-        json.loads(slipstream("train", job, "--layout", f"shard=2,{how}", "--dry-run", "--json", cwd=tmp_path).stdout)
-        for how in ("sharded=parameters", "sharded=gradients", "sharded=optimizer")
-    ]
-    assert shared[0]["gathered"] <= shared[1]["gathered"] and not shared[2]["gathered"]
-    assert shared[1]["gathered"] == pytest.approx(2 * shared[1]["parameters"], rel=0.01)
+    from slipstream.api import dry_run
+
+    shared = {
+        how: dry_run(job, settings=["layout.shard=2", f"layout.sharded={how}"])
+        for how in ("parameters", "gradients", "optimizer")
+    }
+    assert shared["parameters"].gathered <= shared["gradients"].gathered and not shared["optimizer"].gathered
+    assert shared["gradients"].gathered == pytest.approx(2 * shared["gradients"].parameters, rel=0.01)
 
 
 @pytest.mark.parametrize("layout", ["tensor", "tensor=2,tensor=4", ",,", ""])
