@@ -77,7 +77,7 @@ def test_a_worker_that_hangs_is_found_and_every_stack_is_shown(fault, tmp_path):
 
 
 def test_the_first_step_has_a_limit_of_its_own(tmp_path):
-    changes = {"model.args": {"fault": "hang", "rank": 1, "at": 1}, "limits": {"step": "2s", "first_step": "20s"}}
+    changes = {"model.args": {"fault": "hang", "rank": 1, "at": 1}, "limits": {"step": "2s", "first_step": "15s"}}
     code, text, _ = run_faulty(tmp_path, **changes)
     assert code == 4 and "rank 1 failed at step 1 in forward: hanging" in text, text
 

@@ -66,7 +66,9 @@ def test_a_layout_that_does_not_fit_is_refused_with_the_line_and_those_that_do(j
 
 
 def test_a_split_run_is_trained_and_exported(job, tmp_path):
-    done = slipstream("train", job, "--layout", "shard=2", "--run-dir", "run", "--json", cwd=tmp_path)
+    done = slipstream(
+        "train", job, "--layout", "shard=2", "--run-dir", "run", "--set", "train.steps=6", "--json", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["workers"] == 2 and (tmp_path / "run/export/model.safetensors").exists()
@@ -126,7 +128,7 @@ def test_odd_layouts_are_refused(layout, job, tmp_path):
 
 
 def test_a_run_goes_on_with_another_layout(job, tmp_path):
-    words = ("train", job, "--layout", "tensor=2", "--run-dir", "run")
+    words = ("train", job, "--layout", "tensor=2", "--run-dir", "run", "--set", "train.steps=6")
     limits = ("--set", "limits.budget=$0.0001", "--set", "machines.price_per_hour=$3600")
     assert slipstream(*words, *limits, cwd=tmp_path).returncode == 6
     path = tmp_path / "run/job.yaml"

@@ -405,18 +405,18 @@ def test_a_plan_for_this_machine_is_run_as_it_is(tmp_path, monkeypatch):
 
 
 def test_this_machine_is_probed(tmp_path, monkeypatch):
-    """With two shapes instead of eleven."""
+    """With one shape instead of eleven."""
     from slipstream import probe
 
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(probe, "CPU_SHAPES", ((2, 32, 32, 64, 4, ""),))
-    monkeypatch.setattr(probe, "CPU_SHARED", ((2, 32, 32, 64, 4, "replicate=2"),))
+    monkeypatch.setattr(probe, "CPU_SHARED", ())
     said: list[str] = []
     profile = probe.probe(said.append)
     assert said and profile.bandwidth > 1e8 and profile.link > 1e6 and 0 < profile.operation < profile.latency < 1
     assert set(profile.peaks) == {"1", str(this_machine().cores)} and min(profile.peaks.values()) > 1e9
     for _, measured, fitted in profile.steps:
-        assert fitted == pytest.approx(measured, rel=0.3), "two steps can always be fitted well"
+        assert fitted == pytest.approx(measured, rel=0.5), "one step can always be fitted"
     path = save_profile(profile, this_machine())
     assert Here(this_machine()).profile == profile
     path.write_text("{")
