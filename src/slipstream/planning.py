@@ -70,7 +70,8 @@ def plan(
             )
         found = search(wanted, offers, limits.spot, scale=scale)
         choice = choose(wanted, found, objective, count, SURE_CALIBRATED if calibrate else SURE)
-        hint = larger_batch(choice, lambda other: search(other, offers, limits.spot, scale=scale))
+        same = [offer for offer in offers if offer.accelerator == choice.plans[0].offer.accelerator]
+        hint = larger_batch(choice, lambda other: search(other, same, limits.spot, scale=scale))
         return replace(choice, hints=[*choice.hints, hint]) if hint else choice
     except (JobError, RunError):
         raise
