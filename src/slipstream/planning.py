@@ -133,12 +133,7 @@ def settings_of(path: Path) -> list[str]:
             f"{path} is a plan for {layout.workers} workers on {meant}, and this machine has {there}; "
             "run it there, or plan for this machine: slipstream plan JOB --here"
         )
-    chosen = {name: value for name, value in layout.model_dump(mode="json").items() if name in _ALWAYS or value != 1}
-    if layout.shard == 1:
-        chosen.pop("sharded")
-    if layout.pipeline == 1:
-        chosen.pop("schedule")
-    settings = [f"layout.{name}={value}" for name, value in chosen.items()]
+    settings = [f"layout.{name}={value}" for name, value in layout.choices.items() if name in _ALWAYS or value != 1]
     return [*settings, f"train.precision={saved['precision']}"] if saved.get("precision") else settings
 
 
@@ -189,10 +184,8 @@ def plan_here(job: Job, workers: int | None, before: Plan | None) -> Plan:
     if job.layout.auto and before and workers == before.layout.workers:
         return before  # a run goes on as it began
     wanted = _wanted_if_known(job)
-    layout = None
-    if job.layout.auto:
-        layout = _best_layout_here(job, wanted, workers) if wanted else None
     try:
+        layout = _best_layout_here(job, wanted, workers) if job.layout.auto and wanted else None
         plan = make_plan(job, this_machine(), workers, layout)
         if wanted is None:
             return plan

@@ -102,12 +102,7 @@ def _small_decoder(model: DecoderModel, layout: Layout) -> dict[str, Any]:
 
 def _choices(layout: Layout) -> dict[str, Any]:
     """The layout as a job writes it, its micro-batches left to the small batch."""
-    wanted = layout.model_dump(exclude={"micro_batch"})
-    if layout.shard == 1:
-        del wanted["sharded"]
-    if layout.pipeline == 1:
-        del wanted["schedule"]
-    return wanted
+    return {name: value for name, value in layout.choices.items() if name != "micro_batch"}
 
 
 def _on(job: Job, layout: dict[str, Any]) -> Job:

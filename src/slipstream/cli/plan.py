@@ -42,6 +42,8 @@ def command(
         return
     if tables:
         raise typer.BadParameter("one job at a time")
+    if plot and plot.suffix not in (".png", ".html"):
+        raise typer.BadParameter(f"--plot {plot}: a picture is a .png or an .html file")
     choice = api.plan(job, settings=settings or [], objective=objective, count=count, here=here, calibrate=calibrate)
     if save:
         api.save_plan(choice, save)

@@ -100,8 +100,7 @@ class Here:
             return None
         grid = Grid.of(layout)
         times = step_time(wanted.work, grid, wanted.batch, on, self.rates)
-        corrected = Times(**{name: value * self.correction() for name, value in vars(times).items()})
-        return Predicted(corrected, _held(wanted, layout, precision), capacity)
+        return Predicted(times.scaled(self.correction()), _held(wanted, layout, precision), capacity)
 
     def correction(self) -> float:
         """What measured steps took beside predicted ones, over the last runs here."""
@@ -169,7 +168,7 @@ class Here:
                 continue
             times = step_time(wanted.work, grid, wanted.batch, on, self.rates)
             best = int(fitting[np.argmin(times.total[fitting])])
-            corrected = Times(**{name: value * self.correction() for name, value in vars(row_of(times, best)).items()})
+            corrected = row_of(times, best).scaled(self.correction())
             offer = _offer(self.machine, count, price, on)
             kind, layout = Kind((offer,), precision, on), layout_at(grid, best)
             prospects.append(prospect(wanted, kind, (offer, False), 1, layout, corrected, row_of(held, best)))

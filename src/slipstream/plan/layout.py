@@ -1,7 +1,7 @@
 """The layout: how the work of one step is split over workers, as five numbers and a few choices."""
 
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from slipstream.job.base import Section
 
@@ -87,6 +87,12 @@ class Layout(Section):
         even, left = divmod(size, self.data)
         first = start + index * even + min(index, left)
         return range(first, first + even + (index < left))
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """As a job writes it: what would have no effect is left out."""
+        without = {"sharded"} if self.shard == 1 else set()
+        return self.model_dump(mode="json", exclude=without | ({"schedule"} if self.pipeline == 1 else set()))
 
     @property
     def written(self) -> str:

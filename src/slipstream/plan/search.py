@@ -159,7 +159,7 @@ def search(
             refused.append(_shortfall(kind, known[shape]))
         rented = _cheapest_of_each_cloud(kind.offers, spot)
         for machines, layout, times, held in best:
-            scaled = Times(**{name: seconds * scale for name, seconds in vars(times).items()})
+            scaled = times.scaled(scale)
             prospects += [prospect(wanted, kind, each, machines, layout, scaled, held) for each in rented]
     return Found(prospects, refused, evaluated)
 
