@@ -232,12 +232,18 @@ def measure_step(job: Job, workers: int, folder: Path) -> float:
 
 def predict_step(job: Job, profile: Profile, rates: Rates) -> float:
     """What the planner says of a decoder's step on this machine."""
+    return _predictor(job, profile)(rates)
+
+
+def _predictor(job: Job, profile: Profile) -> Callable[[Rates], float]:
+    """The same for any constants: a fit asks thousands of times."""
     plan = make_plan(job, this_machine())
     assert isinstance(job.model, DecoderModel), "the probe's jobs are decoders"
     assert isinstance(job.data, TokenData), "and their data are tokens"
     work = work_of_decoder(job.model, job.data.vocabulary, job.data.sequence)
     on = profile.hardware(plan.layout.workers, plan.precision)
-    return float(step_time(work, Grid.of(plan.layout), job.train.batch, on, rates).total)
+    grid, batch = Grid.of(plan.layout), job.train.batch
+    return lambda rates: float(step_time(work, grid, batch, on, rates).total)
 
 
 def _fit(profile: Profile, measured: list[tuple[Job, float]]) -> Profile:
@@ -245,8 +251,10 @@ def _fit(profile: Profile, measured: list[tuple[Job, float]]) -> Profile:
     shared = any(make_plan(job, this_machine()).layout.workers > 1 for job, _ in measured)
     names = FITTED + (FITTED_SHARED if shared else ())
 
+    predictors = [_predictor(job, profile) for job, _ in measured]
+
     def predict(rates: Rates) -> Any:
-        return np.array([predict_step(job, profile, rates) for job, _ in measured])
+        return np.array([predict_one(rates) for predict_one in predictors])
 
     rates = fit_rates(profile.fitted, names, predict, seconds)
     steps = [
