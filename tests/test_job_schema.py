@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from jobs import merge
 from program import slipstream
@@ -101,7 +101,7 @@ def test_an_editor_shows_the_common_mistakes(changes: dict[str, Any], schema: di
     assert not Draft202012Validator(schema).is_valid(values)
 
 
-def _sections(kind: type[BaseModel] = Section) -> Iterator[type[BaseModel]]:
+def _sections(kind: type[Section] = Section) -> Iterator[type[Section]]:
     for section in kind.__subclasses__():
         if section.__module__.startswith("slipstream.job"):
             yield section
@@ -109,8 +109,9 @@ def _sections(kind: type[BaseModel] = Section) -> Iterator[type[BaseModel]]:
 
 
 @pytest.mark.parametrize("section", sorted(set(_sections()), key=lambda section: section.__name__))
-def test_every_setting_is_described(section: type[BaseModel]) -> None:
-    assert [name for name, field in section.model_fields.items() if not field.description] == []
+def test_every_setting_is_described(section: type[Section]) -> None:
+    keys = {field.alias or name for name, field in section.model_fields.items()}
+    assert all(text.strip() for text in section.descriptions().values()) and section.descriptions().keys() == keys
     assert section.__doc__ or section.__name__.startswith("_")
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BaseModel, Tag, ValidationError
+from pydantic import Tag, ValidationError
 from pydantic_core import ErrorDetails
 
-from slipstream.job.base import nearest, shown
+from slipstream.job.base import Section, nearest, shown
 from slipstream.job.data import BUILT_IN_SOURCES, SUFFIXES
 
 KeyPath = tuple[str | int, ...]
@@ -43,17 +43,17 @@ _TEXTS = {
 class _Place:
     """Where in the job an error is."""
 
-    section: type[BaseModel] | None
+    section: type[Section] | None
     """The section that the last key of the path stands for; None for a plain value."""
     path: list[str | int] = field(default_factory=list)
     """The keys as the user wrote them."""
-    holder: type[BaseModel] | None = None
+    holder: type[Section] | None = None
     """The section that has the last key."""
-    others: dict[str, type[BaseModel]] = field(default_factory=dict)
+    others: dict[str, type[Section]] = field(default_factory=dict)
     """The sections that could have been chosen instead of the holder."""
 
 
-def explain(error: ValidationError, job: type[BaseModel], values: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+def explain(error: ValidationError, job: type[Section], values: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """All that is wrong: the path of a key and the reason."""
     for detail in error.errors():
         place = _locate(detail["loc"], job, values)
@@ -66,11 +66,11 @@ def explain(error: ValidationError, job: type[BaseModel], values: dict[str, Any]
             yield tuple(place.path), _message(detail, place)
 
 
-def _locate(loc: KeyPath, job: type[BaseModel], values: Any) -> _Place:
+def _locate(loc: KeyPath, job: type[Section], values: Any) -> _Place:
     """Follow a location through the sections, leaving out the tags and type names that pydantic puts in."""
     place = _Place(job)
-    choices: dict[str, type[BaseModel]] = {}
-    siblings: dict[str, type[BaseModel]] = {}
+    choices: dict[str, type[Section]] = {}
+    siblings: dict[str, type[Section]] = {}
     for part in loc:
         if choices:
             place.section, siblings, choices = choices[str(part)], choices, {}
@@ -86,13 +86,13 @@ def _locate(loc: KeyPath, job: type[BaseModel], values: Any) -> _Place:
     return place
 
 
-def _fields(section: type[BaseModel] | None) -> dict[str, Any]:
+def _fields(section: type[Section] | None) -> dict[str, Any]:
     return {setting.alias or name: setting for name, setting in section.model_fields.items()} if section else {}
 
 
-def _choices(kind: Any, tag: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+def _choices(kind: Any, tag: str = "") -> Iterator[tuple[str, type[Section]]]:
     """The sections that a field admits, by their tags."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
+    if isinstance(kind, type) and issubclass(kind, Section):
         yield tag, kind
     elif get_origin(kind) is Annotated:
         inner, *notes = get_args(kind)
@@ -102,7 +102,7 @@ def _choices(kind: Any, tag: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
             yield from _choices(inner)
 
 
-def _named_key(line: str, section: type[BaseModel] | None) -> list[str]:
+def _named_key(line: str, section: type[Section] | None) -> list[str]:
     """The key that the text of a rule over several keys starts with."""
     match = re.match(r"[a-z_0-9]+(\.[a-z_0-9]+)*", line)
     keys = match[0].split(".") if match else [""]
@@ -159,5 +159,5 @@ def _not_valid(value: Any, expected: str) -> str:
 
 
 def _description(place: _Place) -> str:
-    setting = _fields(place.holder).get(str(place.path[-1]))
-    return f": {setting.description}" if setting is not None and setting.description else ""
+    text = place.holder.descriptions().get(str(place.path[-1])) if place.holder else None
+    return f": {text}" if text else ""

@@ -66,10 +66,11 @@ def larger_batch(choice: Choice, search: Callable[[Wanted], Found]) -> str | Non
     """A word on a larger batch, if that makes a much cheaper plan possible. The batch is the user's, and stays."""
     if choice.plans[0].seconds < _WORTH_A_THOUGHT:
         return None
-    larger = replace(choice.wanted, batch=_LARGER * choice.wanted.batch)
+    now = choice.front[0].cost
+    most = max(_LARGER * choice.front[0].accelerators, choice.plans[0].accelerators)
+    larger = replace(choice.wanted, batch=_LARGER * choice.wanted.batch, quota=min(choice.wanted.quota, most))
     possible = feasible(search(larger).prospects, larger)
     cheapest = min((each.cost for each in possible), default=float("inf"))
-    now = min(plan.cost for plan in choice.front)
     if cheapest > _MUCH * now:
         return None
     return (

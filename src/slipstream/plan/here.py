@@ -15,7 +15,7 @@ from slipstream.plan.memory import Memory, memory
 from slipstream.plan.offer_table import Offer
 from slipstream.plan.profile import load_profile, profile_path
 from slipstream.plan.rates import Rates, fitted_rates
-from slipstream.plan.search import Found, Kind, Prospect, Wanted, layout_at, layouts_for, prospect, row_of
+from slipstream.plan.search import Found, Kind, Prospect, Wanted, layout_of, layouts_for, prospect, rows_of
 from slipstream.plan.time import Times, step_time
 from slipstream.runs.folder import append_line, read_lines
 
@@ -168,10 +168,10 @@ class Here:
                 continue
             times = step_time(wanted.work, grid, wanted.batch, on, self.rates)
             best = int(fitting[np.argmin(times.total[fitting])])
-            corrected = row_of(times, best).scaled(self.correction())
+            chosen, seconds, bytes_held = (rows_of(columns, [best])[0] for columns in (grid, times, held))
             offer = _offer(self.machine, count, price, on)
-            kind, layout = Kind((offer,), precision, on), layout_at(grid, best)
-            prospects.append(prospect(wanted, kind, (offer, False), 1, layout, corrected, row_of(held, best)))
+            kind, corrected = Kind((offer,), precision, on), seconds.scaled(self.correction())
+            prospects.append(prospect(wanted, kind, (offer, False), 1, layout_of(chosen), corrected, bytes_held))
         return Found(prospects, [], evaluated)
 
 

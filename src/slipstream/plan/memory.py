@@ -69,10 +69,13 @@ def _held_parameters(work: Work, grid: Grid) -> Number:
     if np.ndim(work.layers):  # many models at once, cut as other programs cut them: as many blocks to each stage
         ends = np.where(grid.pipeline > 1, work.table_parameters, work.table_parameters + work.head_parameters)
         return (np.ceil(work.layers / grid.pipeline) * work.block_parameters + ends) / grid.tensor
-    pipelines, stages = np.broadcast_arrays(np.atleast_1d(grid.pipeline), np.atleast_1d(grid.stages))
-    cuts, which = np.unique(np.stack((pipelines, stages)), axis=1, return_inverse=True)
-    most = np.array([most_parameters(work, int(pipeline), int(each)) for pipeline, each in cuts.T])
-    return most[which].reshape(np.shape(grid.pipeline)) / grid.tensor
+    held = np.empty_like(grid.pipeline * grid.stages)
+    for pipeline in np.unique(grid.pipeline):
+        for each in np.unique(grid.stages):
+            here = (grid.pipeline == pipeline) & (grid.stages == each)
+            if here.any():
+                np.putmask(held, here, most_parameters(work, int(pipeline), int(each)))
+    return held / grid.tensor
 
 
 def _gathered(work: Work, grid: Grid, held: Number) -> Number:

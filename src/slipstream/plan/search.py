@@ -6,7 +6,7 @@ searched once, however many clouds and regions rent it out, and prices come afte
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -64,7 +64,7 @@ class Wanted:
     preemption: float = _PREEMPTION
     """How often a spot machine is taken away in an hour."""
 
-    @property
+    @cached_property
     def flops(self) -> float:
         """Of a step, without recomputation."""
         return float(self.work.flops * self.batch)
@@ -148,15 +148,14 @@ def search(
     prospects: list[Prospect] = []
     refused: list[Refused] = []
     evaluated = 0
-    known: dict[tuple[int, int], _Candidates] = {}  # kinds with as many accelerators to a machine share them
+    candidates = cache(partial(_candidates, wanted))  # kinds with as many accelerators to a machine share them
+    fitting = cache(lambda count, linked, room: _fitting(candidates(count, linked), room))
     for kind in kinds(offers, wanted.precisions):
         shape = (kind.offers[0].count, int(kind.on.per_node))
-        if shape not in known:
-            known[shape] = _candidates(wanted, *shape)
-        best = _best_layouts(wanted, kind, known[shape], rates or fitted_rates())
-        evaluated += np.size(known[shape].total)
+        best = _best_layouts(wanted, kind, fitting(*shape, _ROOM * kind.on.memory), rates or fitted_rates())
+        evaluated += np.size(candidates(*shape).total)
         if not best:
-            refused.append(_shortfall(kind, known[shape]))
+            refused.append(_shortfall(kind, candidates(*shape)))
         rented = _cheapest_of_each_cloud(kind.offers, spot)
         for machines, layout, times, held in best:
             scaled = times.scaled(scale)
@@ -189,29 +188,35 @@ class _Candidates:
     """Bytes, [layouts, ways to recompute]."""
 
 
-def _best_layouts(
-    wanted: Wanted, kind: Kind, candidates: _Candidates, rates: Rates
-) -> list[tuple[int, Layout, Times, Memory]]:
-    """For each count of machines the quickest layout that fits, where it is quicker than with fewer machines.
-
-    To compute less again is always quicker.
-    """
-    count = kind.offers[0].count
-    fits = candidates.total <= _ROOM * kind.on.memory
+def _fitting(candidates: _Candidates, room: float) -> tuple[Grid, Memory]:
+    """Those that fit into so much memory, each with the least recomputation: computing less is always quicker."""
+    fits = candidates.total <= room
     possible = fits.any(axis=1)
     rows = np.flatnonzero(possible) * fits.shape[1] + fits[possible].argmax(axis=1)
-    grid, held = _rows(candidates.grid, rows), _rows(candidates.held, rows)
-    if not len(rows):
+    return _rows(candidates.grid, rows), _rows(candidates.held, rows)
+
+
+def _best_layouts(
+    wanted: Wanted, kind: Kind, fitting: tuple[Grid, Memory], rates: Rates
+) -> list[tuple[int, Layout, Times, Memory]]:
+    """For each count of machines the quickest layout, where it is quicker than with fewer machines.
+
+    What fits comes by rising count.
+    """
+    grid, held = fitting
+    if not np.size(grid.tensor):
         return []
+    count = kind.offers[0].count
     times = step_time(wanted.work, grid, wanted.batch, kind.on, rates)
     total = times.total
     workers = grid.workers
-    order = np.lexsort((total, workers))
-    first = np.unique(workers[order], return_index=True)[1]
-    best = order[first]
+    firsts = np.flatnonzero(np.diff(workers, prepend=0))
+    best = np.array([part.argmin() for part in np.split(total, firsts[1:])]) + firsts
     before = np.minimum.accumulate(np.concatenate(([np.inf], total[best][:-1])))
     chosen = best[total[best] < before]
-    return [(int(workers[row] // count), layout_at(grid, row), row_of(times, row), row_of(held, row)) for row in chosen]
+    machines = (int(many // count) for many in workers[chosen])
+    layouts = (layout_of(one) for one in rows_of(grid, chosen))
+    return list(zip(machines, layouts, rows_of(times, chosen), rows_of(held, chosen), strict=True))
 
 
 def _candidates(wanted: Wanted, count: int, linked: int) -> _Candidates:
@@ -268,7 +273,8 @@ def _shared_out(
     share = -(-batch // data)
     near = max(1, linked // (tensor * context))
     for shard in {1, data, near if data % near == 0 and near < data else data}:
-        for sharded in (0,) if shard == 1 else (1, 3):
+        # The optimiser's state shared out among some is never better than among all.
+        for sharded in (0,) if shard == 1 else (1, 3) if shard == data else (3,):
             for micro_batch in _powers(share):
                 if micro_batch > 1 and micro_batch * tokens / context > _MOST_TOKENS:
                     continue
@@ -288,14 +294,14 @@ def _rows(columns: Any, which: Any) -> Any:
     return type(columns)(**{name: v[which] if np.ndim(v) else v for name, v in vars(columns).items()})
 
 
-def row_of(columns: Any, row: int) -> Any:
-    """One row of columns."""
-    return type(columns)(**{name: float(v[row] if np.ndim(v) else v) for name, v in vars(columns).items()})
+def rows_of(columns: Any, which: Sequence[int]) -> list[Any]:
+    """Some rows of columns, each by itself."""
+    parts = [v[which].tolist() if np.ndim(v) else [float(v)] * len(which) for v in vars(columns).values()]
+    return [type(columns)(*row) for row in zip(*parts, strict=True)]
 
 
-def layout_at(grid: Grid, row: int) -> Layout:
-    """One of many."""
-    one = row_of(grid, row)
+def layout_of(one: Grid) -> Layout:
+    """The layout in a row of a grid."""
     return Layout(
         replicate=int(one.replicate),
         shard=int(one.shard),
@@ -312,7 +318,7 @@ def layout_at(grid: Grid, row: int) -> Layout:
 def _shortfall(kind: Kind, candidates: _Candidates) -> Refused:
     if not np.size(candidates.total):
         return Refused(kind, 0.0, "")
-    least = row_of(candidates.held, int(np.argmin(candidates.total)))
+    (least,) = rows_of(candidates.held, [int(np.argmin(candidates.total))])
     term = max(vars(least), key=lambda name: getattr(least, name))
     return Refused(kind, float(least.total - _ROOM * kind.on.memory), term)
 

@@ -6,6 +6,7 @@ collectives move crosses the links inside a machine or the network between machi
 part. A pipeline adds the time in which stages wait (Narayanan et al. 2021, arXiv 2104.04473).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,7 +105,7 @@ def step_time(work: Work, grid: Grid, batch: Number, on: Hardware, rates: Rates,
 def _block(work: Work, grid: Grid, on: Hardware, rates: Rates, style: Style) -> tuple[_Block, _Block]:
     """Forward and backward."""
     rows = grid.micro_batch / grid.context  # samples' worth of tokens on a worker
-    matrix = sum(_product(part, rows, grid, on, rates) for part in work.block)
+    matrix = _products(work.block, rows, grid, on, rates)
     attention = _attention(work, rows, grid, on, rates, style)
     elementwise = _elementwise(work, rows, grid, on, rates, style)
     launch = np.where(style.fused, rates.launch, rates.unfused_launch)
@@ -128,19 +129,30 @@ def _launched(
     return _Block(*parts, np.where(on.ahead, floored - busy, launch), tensor, context)
 
 
-def _product(part: Product, samples: Number, grid: Grid, on: Hardware, rates: Rates) -> Number:
-    m, n, k = part.rows * samples, part.n, part.k
-    n, k = (n / grid.tensor, k) if part.split == "n" else (n, k / grid.tensor) if part.split == "k" else (n, k)
+def _products(parts: Sequence[Product], samples: Number, grid: Grid, on: Hardware, rates: Rates) -> Number:
+    """Arithmetic and traffic of matrices. Each term goes with samples, with a tensor worker's part, with both or none:
+    what is the same for all layouts is added up before it meets them, who are many."""
     reached = np.where(on.bits >= 16, rates.matrix_16, np.where(on.bits == 8, rates.matrix_8, rates.matrix_4))
-    arithmetic = 2 * m * n * k / (on.peak * reached)
-    arithmetic = arithmetic + rates.matrix_start
-    return arithmetic + rates.matrix_traffic * _BYTES * (m * k + k * n + m * n) / (on.bandwidth * rates.bandwidth)
+    operation, byte = 1 / (on.peak * reached), rates.matrix_traffic * _BYTES / (on.bandwidth * rates.bandwidth)
+    by_samples = by_part = by_both = 0.0
+    fixed = rates.matrix_start * len(parts)
+    for part in parts:
+        arithmetic = 2 * part.rows * part.n * part.k * operation
+        into, weights, out = byte * part.rows * part.k, byte * part.k * part.n, byte * part.rows * part.n
+        if part.split == "no":
+            by_samples, fixed = by_samples + arithmetic + into + out, fixed + weights
+        else:
+            whole, cut = (into, out) if part.split == "n" else (out, into)
+            by_both, by_samples, by_part = by_both + arithmetic + cut, by_samples + whole, by_part + weights
+    return (by_both * samples + by_part) / grid.tensor + by_samples * samples + fixed
 
 
 def _attention(work: Work, samples: Number, grid: Grid, on: Hardware, rates: Rates, style: Style) -> Number:
     flops = work.attention * samples / grid.tensor
     length = work.tokens / grid.context
     fused = flops / (on.peak_16 * rates.attention) * (1 + rates.attention_length / length)
+    if np.all(style.fused):
+        return fused
     scores = work.tokens * samples * work.tokens * work.heads / grid.tensor * (work.attention > 0)
     # Without fusion what causality hides is computed too, and scores travel.
     unfused = 2 * flops / (on.peak_16 * rates.matrix_16) + rates.scores_traffic * _BYTES * scores / (
@@ -174,7 +186,7 @@ def _ring(work: Work, samples: Number, grid: Grid, on: Hardware, rates: Rates) -
 
 def _head(work: Work, grid: Grid, on: Hardware, rates: Rates) -> Number:
     rows = grid.micro_batch / grid.context
-    return 3 * sum(_product(part, rows, grid, on, rates) for part in work.head) + _loss(work, grid, on, rates)
+    return 3 * _products(work.head, rows, grid, on, rates) + _loss(work, grid, on, rates)
 
 
 def _loss(work: Work, grid: Grid, on: Hardware, rates: Rates) -> Number:
