@@ -50,7 +50,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["SLIPSTREAM_CACHE"] = before
 
 
-LONGEST = ("one_curve", "kill", "planner", "failures", "commands", "examples", "checkpoints", "benchmarks")
+LONGEST = ("one_curve", "kill", "planner", "failures", "commands", "fast", "examples", "checkpoints", "benchmarks")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

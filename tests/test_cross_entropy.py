@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.data.base import IGNORED
-from slipstream.train.cross_entropy import overwriting_cross_entropy
+from slipstream.train.kernels.cross_entropy import overwriting_cross_entropy
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,7 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.data.base import IGNORED
+from slipstream.train.kernels import fp8, linear_cross_entropy
 from slipstream.train.kernels.attention import attend, attend_backward, attend_plainly, attend_plainly_backward
+from slipstream.train.optim.adamw import LeanAdamW, round_at_random
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
@@ -28,3 +31,63 @@ def test_attention_to_a_part_of_the_keys(dtype, queries, keys, causal):
     expected = (plain, plain_total, *attend_plainly_backward(exact[3], *exact[:3], plain, plain_total, causal))
     for ours, theirs in zip(made, expected, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=TOLERANCES[dtype], atol=4 * TOLERANCES[dtype])
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 40), width=st.integers(1, 12), classes=st.integers(1, 30), ignored=st.floats(0, 1))
+def test_head_and_loss_in_one(rows, width, classes, ignored):
+    hidden, weight = random(torch.float64, rows, width), random(torch.float64, classes, width)
+    targets = torch.randint(0, classes, (rows,), generator=torch.Generator().manual_seed(rows))
+    targets[torch.rand(rows, generator=torch.Generator().manual_seed(classes)) < ignored] = IGNORED
+    made = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear_cross_entropy, "ROWS", 7)
+        for compute in (linear_cross_entropy.linear_cross_entropy, linear_cross_entropy.linear_cross_entropy_plainly):
+            leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+            loss = compute(*leaves, targets)
+            (loss / 3).backward()
+            made.append((loss.detach(), *(leaf.grad for leaf in leaves)))
+    for ours, theirs in zip(*made, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_a_linear_layer_in_fp8():
+    x, weight, grad = random(torch.float32, 64, 96), random(torch.float32, 48, 96), random(torch.float32, 64, 48)
+    leaves = x.requires_grad_(), weight.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = fp8.linear(*leaves, None)
+    y.backward(grad.bfloat16())
+    for ours, exact in ((y, x @ weight.T), (x.grad, grad @ weight), (weight.grad, grad.T @ x)):
+        off = float((ours.float() - exact).norm() / exact.norm())
+        assert 1e-3 < off < 0.08, "as near as three digits of two bits allow, and not nearer"
+
+
+def test_sizes_that_fp8_cannot_take_are_multiplied_as_ever():
+    x, weight = random(torch.float32, 3, 5), random(torch.float32, 2, 5)
+    torch.testing.assert_close(fp8.linear(x, weight, None), x @ weight.T)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_our_adamw_is_torchs(skip):
+    """The one for the GPU, written out; clipped by a factor, or left out."""
+    start, gradients = random(torch.float32, 40, 3), [random(torch.float32, 40, 3) * n for n in (1, 2, 3)]
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    groups = {"weight_decay": 0.1}
+    lean = LeanAdamW([{"params": [ours], **groups}], 1e-2, (0.9, 0.95), 1e-8, torch.float32)
+    plain = torch.optim.AdamW([{"params": [theirs], **groups}], lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
+    lean.factor, lean.skip = torch.tensor(0.5), torch.tensor(float(skip))
+    for gradient in gradients:
+        ours.grad, theirs.grad = gradient.clone(), gradient * 0.5
+        lean.step()
+        if not skip:
+            plain.step()
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+    assert float(lean.state[ours]["step"]) == (0 if skip else 3)
+
+
+def test_rounding_at_random_keeps_the_mean():
+    x = torch.full((100_000,), 1 + 2**-10)  # an eighth of the way from one bf16 number to the next
+    rounded = round_at_random(x, seed=3).float()
+    assert set(rounded.tolist()) == {1.0, 1 + 2**-7}
+    assert rounded.mean().item() == pytest.approx(x[0].item(), abs=1e-4)
+    assert not torch.equal(rounded, round_at_random(x, seed=4).float())

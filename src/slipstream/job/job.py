@@ -50,7 +50,7 @@ class LayoutChoice(Section):
     """The order in which a pipeline's stages work through the micro-batches. Default: 1f1b."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What of a block's forward is computed again in backward instead of being kept: nothing; all but what matrix
-    products and attention gave; everything."""
+    products and attention gave (in compiled blocks attention too is computed again); everything."""
     offload: Literal["none", "optimizer"] = "none"
     """optimizer: its state lives in main memory and visits the GPU for each update: slower, with the same result."""
 
@@ -212,6 +212,8 @@ class Job(Section):
             problems.append("train.tokens needs data made of tokens; give samples, epochs or steps")
         if self.machines.device == "cpu" and train.precision == "tf32":
             problems.append("train.precision tf32 exists on NVIDIA GPUs only; use fp32 on a CPU")
+        if train.precision == "fp8" and not isinstance(self.model, DecoderModel):
+            problems.append("train.precision fp8 is for the blocks of decoders; use bf16")
         if self.layout.offload == "optimizer" and self.machines.device == "cpu":
             problems.append(OFFLOAD_ON_CPU)
         if self.layout.offload == "optimizer" and isinstance(train.optimizer, Sgd):

@@ -94,7 +94,12 @@ class Nesterov(_Optimizer):
     """Part of the last update that is kept."""
 
 
-class Adam(_Optimizer):
+class _Adaptive(_Optimizer):
+    state: Literal["fp32", "bf16"] = "fp32"
+    """In what the two running means are held: bf16 halves their memory, and rounds the second at random."""
+
+
+class Adam(_Adaptive):
     """Adam (Kingma and Ba 2014, arXiv 1412.6980)."""
 
     name: Literal["adam"]
@@ -105,7 +110,7 @@ class Adam(_Optimizer):
     """Added to the denominator."""
 
 
-class AdamW(_Optimizer):
+class AdamW(_Adaptive):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv 1711.05101)."""
 
     name: Literal["adamw"]
@@ -283,7 +288,7 @@ class Evaluate(Section):
     """During training judge on this many samples only; the end is judged on all. Default: all."""
 
 
-Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64", "fp8"]
 _LENGTHS = ("tokens", "samples", "epochs", "steps")
 
 
@@ -319,7 +324,11 @@ class Train(Section):
     l2: Number = Field(default=0.0, ge=0)
     """λ of λ/2·Σw² added to the loss; on matrices only."""
     precision: Precision = "auto"
-    """Arithmetic of forward and backward; weights and optimiser state stay fp32 (fp64 in fp64, for checking)."""
+    """Arithmetic of forward and backward; weights and optimiser state stay fp32 (fp64 in fp64, for checking). fp8: the
+    products of a decoder's blocks, the rest in bf16."""
+    compile: bool | None = None
+    """Whether torch's compiler makes fused kernels of the model's blocks: quicker steps, after a first start that takes
+    longer. Default: for decoders on a GPU, where the layout allows it."""
     on_nonfinite: Literal["stop", "skip", "warn"] = "stop"
     """What a NaN or infinite loss does: stop the run, skip the update, or only warn."""
     evaluate: Evaluate = Evaluate()

@@ -1,5 +1,6 @@
 """Layouts as columns of numbers, one entry for each candidate, and the machines they would run on."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,7 +107,8 @@ class Style:
     master: Number = 0
     """Of a second, exact copy of each weight, kept with the optimiser's state."""
     stream_bytes: Number = 4
-    """Of a number in the residual stream: under autocast what fp32 weights and bf16 products add up to is fp32."""
+    """Of a number in the residual stream: under autocast what fp32 weights and bf16 products add up to is fp32, unless
+    the program says otherwise."""
     kept_bytes: Number = 2
     """Of a number that backward needs inside a block."""
     keeps_gathered: Number = 1
@@ -117,10 +119,12 @@ class Style:
     """1 where context workers share out the state of a replica too."""
     score_bytes: Number = 8
     """Held for each of the head's scores while the loss is taken, in all copies."""
+    score_rows: Number = math.inf
+    """Tokens whose scores are held at once, where a worker has the whole model."""
 
 
-OURS = Style()
-"""Slipstream's own program."""
+OURS = Style(stream_bytes=2, score_rows=4096)
+"""Slipstream's own program, in bf16."""
 
 
 def hardware_of(offer: Offer, precision: str) -> Hardware:

@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 
 from slipstream.plan.accelerators import Accelerator, find_accelerator
-from slipstream.plan.grid import RECOMPUTE, Grid, Hardware, Style
+from slipstream.plan.grid import OURS, RECOMPUTE, Grid, Hardware, Style
 from slipstream.plan.layout import Layout
 from slipstream.plan.machine import Machine
 from slipstream.plan.memory import Memory, memory
@@ -41,13 +41,14 @@ class Predicted:
 
 
 def style_of(precision: str) -> Style:
-    """Our program in a precision: in 32 and 64 bits what is kept is as long as the weights."""
+    """Our program in a precision: in 32 and 64 bits what is kept is as long as the weights, and so is fp16's stream."""
+    if precision == "fp16":
+        return replace(OURS, stream_bytes=4)
     longer = {"fp32": 4, "tf32": 4, "fp64": 8}.get(precision)
     if longer is None:
-        return Style()
-    return Style(
-        gradient_bytes=longer, weight_bytes=longer, stored_weight=longer, kept_bytes=longer, stream_bytes=longer
-    )
+        return OURS
+    names = ("gradient_bytes", "weight_bytes", "stored_weight", "kept_bytes", "stream_bytes")
+    return replace(OURS, **dict.fromkeys(names, longer))
 
 
 class Here:

@@ -19,6 +19,8 @@ class Machine:
     """Names, in the order of their numbers."""
     bf16: bool
     """Whether the GPUs multiply bf16 in hardware."""
+    fp8: bool = False
+    """The same of fp8."""
 
     def __str__(self) -> str:
         what = f"{len(self.gpus)} × {self.gpus[0]}" if self.gpus else f"{self.cores} cores of {self.processor}"
@@ -32,8 +34,8 @@ ANY_MACHINE = Machine("any machine", cores=1, memory=0, gpus=(), bf16=True)
 @cache
 def this_machine() -> Machine:
     """Ask the operating system, and torch if there is a GPU."""
-    gpus, bf16 = _gpus()
-    return Machine(_processor(), _cores(), _memory(), gpus, bf16)
+    gpus, bf16, fp8 = _gpus()
+    return Machine(_processor(), _cores(), _memory(), gpus, bf16, fp8)
 
 
 def _cores() -> int:
@@ -58,12 +60,13 @@ def _memory() -> int:
         return 0
 
 
-def _gpus() -> tuple[tuple[str, ...], bool]:
+def _gpus() -> tuple[tuple[str, ...], bool, bool]:
     if not Path("/dev/nvidiactl").exists():
-        return (), False
+        return (), False, False
     import torch
 
     if not torch.cuda.is_available():
-        return (), False
+        return (), False, False
     names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-    return names, torch.cuda.is_bf16_supported(including_emulation=False)
+    fp8 = torch.cuda.get_device_capability() >= (8, 9)
+    return names, torch.cuda.is_bf16_supported(including_emulation=False), fp8

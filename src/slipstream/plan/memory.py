@@ -108,7 +108,9 @@ def _activations(work: Work, grid: Grid, batch: Number, style: Style) -> tuple[N
     kept = np.where(grid.recompute == 0, whole, np.where(grid.recompute == 1, selective, start))
     once = np.where(grid.recompute == 0, 0.0, whole)  # the block that is being computed again
     layers = np.ceil(work.layers / grid.pipeline)
-    head = style.score_bytes * tokens * work.outputs / grid.tensor
+    whole_model = (grid.tensor == 1) & (grid.pipeline == 1)
+    scored = np.where(whole_model, np.minimum(tokens, style.score_rows), tokens)
+    head = style.score_bytes * scored * work.outputs / grid.tensor
     first = layers * kept * _in_flight(grid, batch) + once
     last = layers * kept * np.where(grid.first_in_first_out, micro_batches(grid, batch), 1) + once + head
     at_the_end = (grid.pipeline == 1) | (last > first)

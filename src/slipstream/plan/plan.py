@@ -6,6 +6,7 @@ from typing import Literal
 from slipstream.job import Job
 from slipstream.job.base import Section
 from slipstream.job.job import OFFLOAD_ON_CPU
+from slipstream.job.models import DecoderModel
 from slipstream.plan.fit import misfits, nearest_layouts
 from slipstream.plan.layout import Layout
 from slipstream.plan.machine import ANY_MACHINE, Machine
@@ -29,10 +30,12 @@ class Plan(Section):
     """What the workers compute on."""
     layout: Layout
     """How the work is split."""
-    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64", "fp8"]
     """Arithmetic of forward and backward."""
     threads: int
     """CPU threads of each worker."""
+    compile: bool = False
+    """Whether the model's blocks are compiled."""
     predicted: Predicted | None = None
     """What it is expected to take; where nothing is known of the machine's speed there is none."""
 
@@ -53,7 +56,31 @@ def make_plan(job: Job, machine: Machine, workers: int | None = None, layout: La
         layout=layout,
         precision=_precision(job, device, machine),
         threads=max(1, machine.cores // layout.workers),
+        compile=_compile(job, device, layout),
     )
+
+
+def _compile(job: Job, device: Literal["cpu", "cuda"], layout: Layout) -> bool:
+    """Where it helps and nothing stands against it, unless the job says."""
+    against = _against_compiling(job, layout)
+    if job.train.compile and against:
+        raise ValueError(f"train.compile: {against}; leave it out")
+    compiles = device == "cuda" and not against if job.train.compile is None else job.train.compile
+    if job.train.precision == "fp8" and device == "cuda" and not compiles:
+        raise ValueError(f"train.precision fp8 needs compiled blocks: {against or 'leave out train.compile'}")
+    return compiles
+
+
+def _against_compiling(job: Job, layout: Layout) -> str | None:
+    if not isinstance(job.model, DecoderModel):
+        return "only the blocks of decoders are compiled"
+    if job.model.dropout:
+        return "dropout whose masks belong to samples is not compiled"
+    if layout.tensor > 1 or layout.context > 1:
+        return "with layout.tensor or layout.context blocks exchange in their middle, which is not compiled"
+    if layout.schedule == "zero-bubble" and layout.pipeline > 1:
+        return "layout.schedule zero-bubble takes the backward of a block apart, which a compiled one does not allow"
+    return None
 
 
 def _choose_layout(job: Job, there: int, workers: int | None) -> Layout:
@@ -104,7 +131,7 @@ def _device(job: Job, machine: Machine) -> Literal["cpu", "cuda"]:
 
 def _precision(
     job: Job, device: Literal["cpu", "cuda"], machine: Machine
-) -> Literal["fp32", "tf32", "bf16", "fp16", "fp64"]:
+) -> Literal["fp32", "tf32", "bf16", "fp16", "fp64", "fp8"]:
     wanted = job.train.precision
     if wanted == "auto":
         if device == "cpu":
@@ -112,4 +139,6 @@ def _precision(
         return "bf16" if machine.bf16 else "fp16"
     if wanted == "tf32" and device == "cpu":
         raise ValueError("train.precision tf32 exists on NVIDIA GPUs only; use fp32 on a CPU")
+    if wanted == "fp8" and device == "cuda" and not machine.fp8:
+        raise ValueError(f"train.precision fp8 needs a GPU of the Ada or Hopper kind or later, and there is {machine}")
     return wanted

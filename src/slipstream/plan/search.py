@@ -51,7 +51,7 @@ class Wanted:
     batch: int
     samples: float
     """Of the whole run."""
-    optimizer_states: int
+    optimizer_states: float
     precisions: tuple[str, ...]
     """Those that will do, the quickest first; an accelerator takes the first that it has."""
     data_bytes: float = 0.0

@@ -1,15 +1,21 @@
 """A job in the numbers that a search needs."""
 
 from slipstream.job import Job
+from slipstream.job.base import Section
 from slipstream.job.models import DecoderModel
 from slipstream.job.train import Adam, AdamW, Lamb, Lars, Momentum, Nesterov, Sgd
 from slipstream.plan.search import MOST_ACCELERATORS, Splits, Wanted
 from slipstream.plan.work import Work, work_of_decoder
 
-STATES = {Sgd: 0, Momentum: 1, Nesterov: 1, Adam: 2, AdamW: 2, Lars: 1, Lamb: 2}
+STATES: dict[type[Section], int] = {Sgd: 0, Momentum: 1, Nesterov: 1, Adam: 2, AdamW: 2, Lars: 1, Lamb: 2}
 """Numbers of a weight's size that each optimiser keeps."""
 _SHORTEST_CONTEXT = 2048
 """Tokens of a sequence that are worth a worker."""
+
+
+def states_of(optimizer: Section) -> float:
+    """How many numbers of 32 bits an optimiser keeps for each weight."""
+    return STATES[type(optimizer)] * (0.5 if getattr(optimizer, "state", "fp32") == "bf16" else 1.0)
 
 
 def wanted_of(job: Job, work: Work, samples: float) -> Wanted:
@@ -20,7 +26,7 @@ def wanted_of(job: Job, work: Work, samples: float) -> Wanted:
         splits=_splits(job),
         batch=job.train.batch,
         samples=samples,
-        optimizer_states=STATES[type(job.train.optimizer)],
+        optimizer_states=states_of(job.train.optimizer),
         precisions=("bf16", "fp16") if job.train.precision == "auto" else (job.train.precision,),
         data_bytes=2.0 * samples * float(work.tokens),
         checkpoints=job.checkpoint.keep,

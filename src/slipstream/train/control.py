@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from slipstream.job import Job
 from slipstream.train.world import World
@@ -40,14 +41,24 @@ class Control:
         """A checkpoint was just taken."""
         self._saved = time.monotonic()
 
-    def agree(self, loss: float, world: World) -> Agreed:
-        """Sum the loss over all workers, and with it every wish to stop or save, so that none acts alone."""
+    def ask(self, losses: Tensor, world: World) -> Tensor:
+        """Sum the loss over all workers, and with it every wish to stop or save, so that none acts alone.
+
+        The result is where the losses are, and its first number is the loss.
+        """
         wishes = [float(self._interrupted), 0.0, 0.0, 0.0]
         if world.rank == 0:  # clocks differ; one decides
             wishes[1:] = [float(self._past_deadline()), float(self._past_budget()), float(self._save_due())]
-        total, *counts = world.sum(torch.tensor([loss, *wishes], dtype=torch.float64)).tolist()
+        on_gpu = losses.is_cuda
+        asked = torch.tensor(wishes, dtype=torch.float64, pin_memory=on_gpu).to(losses.device, non_blocking=True)
+        return world.sum(torch.cat((losses.double().sum().view(1), asked)))
+
+    @staticmethod
+    def agreed(answer: list[float]) -> Agreed:
+        """What all workers know by it, once it is here."""
+        loss, *counts = answer
         reason = next((why for why, count in zip(_REASONS, counts, strict=False) if count), None)
-        return Agreed(total, reason, bool(counts[-1]))
+        return Agreed(loss, reason, bool(counts[-1]))
 
     def _past_deadline(self) -> bool:
         deadline = self._job.limits.deadline

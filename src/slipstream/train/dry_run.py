@@ -19,13 +19,16 @@ from slipstream.data.base import Facts
 from slipstream.job import Job
 from slipstream.job.models import DecoderModel
 from slipstream.plan import Layout, Plan
-from slipstream.plan.wanted import STATES
+from slipstream.plan.wanted import states_of
+from slipstream.train.kernels.linear_cross_entropy import ROWS
 from slipstream.train.models import build_model
-from slipstream.train.models.decoder import Attention
+from slipstream.train.models.decoder import Attention, Decoder
 from slipstream.train.models.dropout import own_dropout
 from slipstream.train.parallel.pipeline import Stage
 from slipstream.train.parallel.recompute import KEPT
 from slipstream.train.parallel.split import SplitModel, pieces_of
+from slipstream.train.parallel.tensor import VocabularyHead
+from slipstream.train.precision import compute_dtype
 
 META = torch.device("meta")
 
@@ -63,7 +66,7 @@ def dry_run(job: Job, plan: Plan, rank: int, facts: Facts) -> Held:
         # Gradients of weights that are kept whole are whole; the optimiser's state is that of the parts.
         whole = sum(_bytes(weight) for module in split.modules for weight in module.parameters())
         held = whole if layout.sharded == "optimizer" else sum(_bytes(part.weight) for part in split.parts)
-        state = STATES[type(job.train.optimizer)] * sum(_bytes(part.weight) for part in parts)
+        state = int(states_of(job.train.optimizer) * sum(_bytes(part.weight) for part in parts))
         offloaded = layout.offload == "optimizer"
         gathered = _gathered(split, layout)
         try:
@@ -92,7 +95,8 @@ def _split(job: Job, plan: Plan, rank: int, facts: Facts, dtype: torch.dtype) ->
     with META:
         model = build_model(job, facts).to(dtype)
     keys = own_dropout(model, job.seed)
-    split = SplitModel(model, job, plan, rank, META, keys, keys.of)
+    uncompiled = plan.model_copy(update={"compile": False})
+    split = SplitModel(model, job, uncompiled, rank, META, keys, keys.of)
     for part in model.modules():
         if isinstance(part, Attention):
             part.attend = _attend
@@ -122,7 +126,7 @@ def _activations(job: Job, plan: Plan, rank: int, facts: Facts) -> int:
     layout = plan.layout
     # Sharing out weights changes nothing here, and FSDP2 would ask the others for theirs.
     unsharded = layout.model_copy(update={"replicate": layout.data, "shard": 1})
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}.get(plan.precision, torch.float32)
+    dtype = compute_dtype(plan)
     split = _split(job, plan.model_copy(update={"layout": unsharded}), rank, facts, dtype)
     positions = torch.zeros(layout.micro_batch, dtype=torch.int64)
     in_flight = _in_flight(job, layout, split.place.pipeline)
@@ -178,8 +182,15 @@ def _kept(module: nn.Module, inputs: Tensor, positions: Tensor, last: bool, sele
     kept_on_purpose = _KeptOnPurpose(selective)
     with saved_tensors_hooks(pack, lambda tensor: tensor), kept_on_purpose:
         outputs: Tensor = module(inputs, positions) if isinstance(module, Stage) else module(inputs)
-    scores = 4 * outputs.numel() if last else 0  # the loss works on them in fp32, in place
-    return sum(kept.values()) + kept_on_purpose.bytes + scores
+    return sum(kept.values()) + kept_on_purpose.bytes + (_scores(module, outputs) if last else 0)
+
+
+def _scores(module: nn.Module, outputs: Tensor) -> int:
+    """What the loss works on: all scores, in fp32 and in place, or those of some tokens at a time."""
+    if not isinstance(module, Decoder) or any(isinstance(part, VocabularyHead) for part in module.modules()):
+        return 4 * outputs.numel()
+    classes = outputs.shape[-1]
+    return outputs.element_size() * classes * min(outputs.numel() // classes, ROWS)
 
 
 class Unanswered(TorchDispatchMode):  # type: ignore[no-untyped-call]

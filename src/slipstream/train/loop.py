@@ -16,6 +16,7 @@ from slipstream.runs.checkpoints import Progress, read_progress
 from slipstream.train.batches import Batches, Share
 from slipstream.train.checkpoint import Checkpointer, load
 from slipstream.train.control import Control
+from slipstream.train.found import Found, Launched
 from slipstream.train.models import build_to_split
 from slipstream.train.parallel.split import SplitModel
 from slipstream.train.parallel.trial import Trial
@@ -70,40 +71,55 @@ def train(
         progress = _restore(restore, model, update, world) if restore else Progress()
         recorder.start(parameters, timeline)
 
-    stopped = None
+    def settle(step: Launched) -> Found:
+        with pulse.during("update"):
+            found = step.found()
+            _check_finite(found, step, job)
+            recorder.lap()
+        return found
+
+    stopped, save = None, False
+    late: Launched | None = None  # on a GPU a step is read while the next one runs
     pulse.step = progress.step + 1
     for share in batches.from_sample(progress.samples, pulse):
         losses = worker.forward_backward(share, update.scale.value)
         with pulse.during("exchange"):
             model.exchange.finish()
-            agreed = control.agree(sum(losses), world)
-        stopped = agreed.stop
+            answer = control.ask(losses, world)
         with pulse.during("update"):
-            may_update = _check_finite(agreed.loss, losses, share, job, pulse.step)
-            updated = update.apply(share.start, share.size, may_update)
-            recorder.lap()
-        progress = Progress(
-            step=progress.step + 1,
-            samples=share.start + share.size,
-            skipped=progress.skipped + updated.skipped,
-            scale=update.scale.value if update.scale.active else None,
-            good_steps=update.scale.good_steps,
-        )
-        last = progress.step == timeline.steps
+            updated = update.apply(share.start, share.size, answer[0])
+        step = Launched(pulse.step, share, answer, updated, losses)
+        if late:
+            found = settle(late)
+            progress = _advance(progress, late.share, found, update)
+            recorder.step(progress, late.share.size, found, {})
+            stopped, save, late = found.agreed.stop, found.agreed.save, None
+            checkpointer.check()
+        last = step.number == timeline.steps
+        evaluates = batches.held_out and (last or timeline.is_due(job.train.evaluate.every, step.number))
+        saves = save or bool(stopped) or last or timeline.is_due(job.checkpoint.every, step.number)
+        if not (update.waits or evaluates or saves):
+            late = step
+            pulse.step += 1
+            continue
+        found = settle(step)
+        progress = _advance(progress, share, found, update)
+        stopped, save = stopped or found.agreed.stop, saves or found.agreed.save
         judged = {}
-        if batches.held_out and (last or timeline.is_due(job.train.evaluate.every, progress.step)):
+        if evaluates:
             with pulse.during("evaluate"):
                 samples = batches.held_out_samples(everything=last)
                 judged = judge(worker, batches.fetch_held_out, samples, pulse.beat)
-        recorder.step(progress, share.size, agreed.loss, updated, judged)
+        recorder.step(progress, share.size, found, judged)
         with pulse.during("checkpoint"):
             checkpointer.check()
-            if agreed.save or stopped or last or timeline.is_due(job.checkpoint.every, progress.step):
+            if save or stopped:
                 checkpointer.save(progress, model, update.optimizer)
                 control.saved()
+                save = False
         if stopped and not last:
             break
-        pulse.step = progress.step + 1
+        pulse.step += 1
     with pulse.during("checkpoint"):
         checkpointer.close()
     return Trained(plain, dataset.facts, progress, parameters, stopped if progress.step < timeline.steps else None)
@@ -117,20 +133,27 @@ def _restore(path: Path, model: SplitModel, update: Update, world: World) -> Pro
     return progress
 
 
-def _check_finite(loss: float, mine: list[float], share: Share, job: Job, step: int) -> bool:
-    """Whether to update. Where the job says to stop, the worker whose samples did it says so."""
-    if math.isfinite(loss):
-        return True
-    if job.train.on_nonfinite == "warn":
-        return True
-    if job.train.on_nonfinite == "skip":
-        return False
-    for part, micro in zip(mine, share.micro_batches, strict=True):
+def _advance(before: Progress, share: Share, found: Found, update: Update) -> Progress:
+    return Progress(
+        step=before.step + 1,
+        samples=share.start + share.size,
+        skipped=before.skipped + found.skipped,
+        scale=update.scale.value if update.scale.active else None,
+        good_steps=update.scale.good_steps,
+    )
+
+
+def _check_finite(found: Found, step: Launched, job: Job) -> None:
+    """Where the job says to stop, the worker whose samples did it says so."""
+    loss = found.agreed.loss
+    if math.isfinite(loss) or job.train.on_nonfinite != "stop":
+        return
+    for part, micro in zip(found.losses, step.share.micro_batches, strict=True):
         if not math.isfinite(part):
             first, last = int(micro.positions[0]), int(micro.positions[-1])
             numbers = ", ".join(map(str, micro.indices[:8])) + (", …" if len(micro.indices) > 8 else "")
             raise NonFiniteLoss(
-                f"the loss is {part} at step {step}, in samples {first} to {last} of the run "
+                f"the loss is {part} at step {step.number}, in samples {first} to {last} of the run "
                 f"(numbers {numbers} of the data)"
             )
-    raise PeerStopped(f"the loss is {loss} at step {step}, from another worker's samples")
+    raise PeerStopped(f"the loss is {loss} at step {step.number}, from another worker's samples")

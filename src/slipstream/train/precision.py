@@ -6,7 +6,7 @@ import torch
 
 from slipstream.plan import Plan
 
-_LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_LOW = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def autocast(plan: Plan) -> AbstractContextManager[object]:
@@ -16,6 +16,11 @@ def autocast(plan: Plan) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+def compute_dtype(plan: Plan) -> torch.dtype:
+    """What most of forward and backward is in."""
+    return _LOW.get(plan.precision, weight_dtype(plan))
+
+
 def weight_dtype(plan: Plan) -> torch.dtype:
     """Weights and optimiser state are fp32; fp64 is for checking."""
     return torch.float64 if plan.precision == "fp64" else torch.float32
@@ -23,7 +28,7 @@ def weight_dtype(plan: Plan) -> torch.dtype:
 
 def set_matrix_precision(plan: Plan) -> None:
     """Let fp32 matrix products use tf32, or not."""
-    torch.set_float32_matmul_precision("high" if plan.precision in ("tf32", "bf16", "fp16") else "highest")
+    torch.set_float32_matmul_precision("high" if plan.precision == "tf32" or plan.precision in _LOW else "highest")
     torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
 
 

@@ -9,8 +9,8 @@ import torch
 from slipstream.data.base import Facts
 from slipstream.runs import RunFolder, append_line
 from slipstream.runs.checkpoints import Progress
+from slipstream.train.found import Found
 from slipstream.train.timeline import Timeline
-from slipstream.train.update import Updated
 from slipstream.train.world import World
 
 _MOST_WARNINGS = 10
@@ -43,7 +43,7 @@ class Recorder:
         """A step's own work is done: what comes now, such as judging, does not count as its time."""
         self._seconds = time.perf_counter() - self._clock
 
-    def step(self, progress: Progress, batch: int, loss: float, updated: Updated, judged: dict[str, float]) -> None:
+    def step(self, progress: Progress, batch: int, found: Found, judged: dict[str, float]) -> None:
         """Write one step's line."""
         self._clock = time.perf_counter()
         if not self._writes:
@@ -51,24 +51,26 @@ class Recorder:
         line: dict[str, Any] = {
             "step": progress.step,
             "samples": progress.samples,
-            "loss": _finite(loss),
-            "lr": updated.lr,
+            "loss": _finite(found.agreed.loss),
+            "lr": found.lr,
             "tokens_per_s": round(batch * self._facts.tokens_per_sample / self._seconds, 1),
             "seconds": round(self._seconds, 6),
         }
         if self._device.type == "cuda":
             line["memory"] = torch.cuda.max_memory_allocated(self._device)
-        if updated.norm is not None:
-            line["grad_norm"] = _finite(updated.norm)
-        if updated.skipped:
+        if found.norm is not None:
+            line["grad_norm"] = _finite(found.norm)
+        if found.skipped:
             line["skipped"] = True
         if progress.scale is not None:
             line["loss_scale"] = progress.scale
         append_line(self._run.metrics, line | {key: _finite(value) for key, value in judged.items()})
         if line["loss"] is None and self._warnings < _MOST_WARNINGS:
             self._warnings += 1
-            what = "skipped" if updated.skipped else "done all the same"
-            self._run.event("warning", text=f"the loss of step {progress.step} is {loss}; its update was {what}")
+            what = "skipped" if found.skipped else "done all the same"
+            self._run.event(
+                "warning", text=f"the loss of step {progress.step} is {found.agreed.loss}; its update was {what}"
+            )
 
 
 def _finite(value: float) -> float | None:

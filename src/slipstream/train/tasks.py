@@ -17,7 +17,7 @@ from slipstream.data.base import IGNORED, Batch
 from slipstream.job import Job
 from slipstream.job.data import TextData, TokenData
 from slipstream.job.train import Classification, MaskedToken, NextToken, Regression
-from slipstream.train.cross_entropy import overwriting_cross_entropy, shared_out_cross_entropy
+from slipstream.train.kernels.cross_entropy import overwriting_cross_entropy, shared_out_cross_entropy
 
 AnyTask = NextToken | MaskedToken | Classification | Regression
 LossSum = Callable[[Tensor, Tensor, Any, bool], Tensor]

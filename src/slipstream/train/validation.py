@@ -8,7 +8,6 @@ import torch
 
 from slipstream.data.base import Batch
 from slipstream.train import tasks
-from slipstream.train.precision import autocast
 from slipstream.train.worker import Worker
 
 Fetch = Callable[[np.ndarray], Batch]
@@ -28,17 +27,13 @@ def judge(worker: Worker, fetch: Fetch, samples: np.ndarray, beat: Callable[[], 
             numbers = samples[first : min(first + at_once, mine.stop)]
             batch = fetch(numbers if len(numbers) else samples[:1])
             inputs, targets = (model.own_tokens(part).to(world.device) for part in (batch.inputs, batch.targets))
-            with autocast(worker.plan):
-                outputs = model.forward(inputs, torch.zeros(len(inputs), dtype=torch.int64))
-                if outputs is not None:
-                    loss = float(worker.loss_sum(outputs, targets))
-                    if model.counts and len(numbers):
-                        right = tasks.count_right(outputs, targets) if tasks.has_accuracy(job.task) else 0
-                        found = [loss, tasks.weight(job.task, targets), right]
-                        sums += torch.tensor(found, dtype=torch.float64)
+            judged = worker.judge(inputs, targets)
+            if judged is not None and model.counts and len(numbers):
+                loss, right = judged
+                sums += torch.tensor([loss, tasks.weight(job.task, targets), right], dtype=torch.float64)
             beat()
     loss, weight, right_answers = world.sum(sums).tolist()
-    judged = {"val_loss": loss / max(1, weight)}
+    figures = {"val_loss": loss / max(1, weight)}
     if tasks.has_accuracy(job.task):
-        judged["val_accuracy"] = right_answers / max(1, weight)
-    return judged
+        figures["val_accuracy"] = right_answers / max(1, weight)
+    return figures

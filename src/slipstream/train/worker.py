@@ -11,12 +11,14 @@ from slipstream.plan import Plan
 from slipstream.runs import Pulse
 from slipstream.train import tasks
 from slipstream.train.batches import MicroBatch, Share, seed_everything
+from slipstream.train.kernels.attention import use_fastest
 from slipstream.train.models import is_built_in
 from slipstream.train.models.batchnorm import synchronise_batch_norm
+from slipstream.train.models.decoder import Decoder
 from slipstream.train.models.dropout import own_dropout
 from slipstream.train.parallel.split import SplitModel
 from slipstream.train.parallel.tensor import VocabularyHead
-from slipstream.train.precision import autocast
+from slipstream.train.precision import autocast, compute_dtype
 from slipstream.train.world import World
 
 
@@ -32,16 +34,22 @@ class Worker:
                 "layout.micro_batch would change the curve: this model has batch norm, "
                 "which takes its statistics over the whole batch; remove the setting"
             )
+        if isinstance(plain, Decoder) and world.device.type == "cuda":
+            _choose_attention(plain, job, plan, world.device)
         self.model = SplitModel(plain, job, plan, world.rank, world.device, self._keys, self._around)
         head = next((part for part in plain.modules() if isinstance(part, VocabularyHead)), None)
         self._first_token = head.first if head else None
+        self._takes_targets = isinstance(plain, Decoder) and head is None and self.model.pipeline is None
+        """Whether the model makes its scores and their loss in one, so that nobody holds all of them."""
 
-    def forward_backward(self, share: Share, scale: float) -> list[float]:
+    def forward_backward(self, share: Share, scale: float) -> Tensor:
         """Leave the gradients of the batch's mean loss; return this worker's part of it for each micro-batch."""
         micro_batches = [self._own(micro) for micro in share.micro_batches]
         weight = tasks.weight_of_batch(self.job, share.size) or self._agree_on_weight(micro_batches)
         losses = (self._through_pipeline if self.model.pipeline else self._one_by_one)(micro_batches, weight, scale)
-        return [loss if self.model.counts else 0.0 for loss in losses]
+        if not losses or not self.model.counts:
+            return torch.zeros(len(losses), device=self.world.device)
+        return torch.stack(losses)
 
     def _agree_on_weight(self, micro_batches: list[MicroBatch]) -> float:
         with self._pulse.during("exchange"):
@@ -49,30 +57,48 @@ class Worker:
             total = self.world.sum(torch.tensor(float(mine * self.model.counts_samples), dtype=torch.float64))
         return max(1.0, float(total))
 
-    def loss_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def judge(self, inputs: Tensor, targets: Tensor) -> tuple[float, int] | None:
+        """Loss and number of right answers of samples that are not learned from, where outputs come out."""
+        right = 0
+        with autocast(self.plan):
+            if self._takes_targets:
+                return float(self._loss_of(inputs, targets)), right
+            outputs = self.model.forward(inputs, torch.zeros(len(inputs), dtype=torch.int64))
+            if outputs is None:
+                return None
+            if tasks.has_accuracy(self.job.task):
+                right = tasks.count_right(outputs, targets)
+            return float(self._loss_sum(outputs, targets)), right
+
+    def _loss_of(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        if self._takes_targets:
+            loss: Tensor = self.model.whole(inputs, targets)
+            return loss
+        return self._loss_sum(self.model.whole(inputs), targets)
+
+    def _loss_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of outputs as they come out of the model here."""
         if self._first_token is None:
             return tasks.loss_sum(self.job.task, outputs, targets, self._owns_outputs and outputs.requires_grad)
         assert self.model.tensor, "it shares out the tokens"
         return tasks.shared_out_loss_sum(outputs, targets, self._first_token, self.model.tensor.group)
 
-    def _one_by_one(self, micro_batches: list[MicroBatch], weight: float, scale: float) -> list[float]:
+    def _one_by_one(self, micro_batches: list[MicroBatch], weight: float, scale: float) -> list[Tensor]:
         losses = []
         for number, micro in enumerate(micro_batches, 1):
             with self._pulse.during("forward"), self._around(micro.positions):
-                outputs = self.model.whole(micro.inputs)
-                loss = self.loss_sum(outputs, micro.targets) / weight
+                loss = self._loss_of(micro.inputs, micro.targets) / weight
             if number == len(micro_batches):
                 self.model.exchange.begin()
             with self._pulse.during("backward"):
                 (loss * scale).backward()  # type: ignore[no-untyped-call]
-            losses.append(float(loss.detach()))
+            losses.append(loss.detach())
         return losses
 
-    def _through_pipeline(self, micro_batches: list[MicroBatch], weight: float, scale: float) -> list[float]:
+    def _through_pipeline(self, micro_batches: list[MicroBatch], weight: float, scale: float) -> list[Tensor]:
         def loss(outputs: Tensor, targets: Tensor) -> Tensor:
             with autocast(self.plan):
-                return self.loss_sum(outputs, targets) / weight * scale
+                return self._loss_sum(outputs, targets) / weight * scale
 
         assert self.model.pipeline, "called for it"
         inputs, targets, positions = (
@@ -81,12 +107,18 @@ class Worker:
         with self._pulse.during("forward"):
             losses = self.model.pipeline.forward_backward(inputs, targets, positions, len(micro_batches), loss)
         self.model.exchange.begin()
-        return [float(value.detach()) / scale for value in losses]
+        return [value.detach() / scale for value in losses]
 
     def _own(self, micro: MicroBatch) -> MicroBatch:
         """This worker's part of the sequences, where it computes."""
-        device, own = self.world.device, self.model.own_tokens
-        return MicroBatch(own(micro.inputs).to(device), own(micro.targets).to(device), micro.positions, micro.indices)
+        inputs, targets = (self._here(self.model.own_tokens(part)) for part in (micro.inputs, micro.targets))
+        return MicroBatch(inputs, targets, micro.positions, micro.indices)
+
+    def _here(self, samples: Tensor) -> Tensor:
+        """On this worker's device; what computes there is not waited for."""
+        if self.world.device.type == "cpu":
+            return samples
+        return samples.pin_memory().to(self.world.device, non_blocking=True)
 
     @contextmanager
     def _around(self, positions: Tensor) -> Iterator[None]:
@@ -94,3 +126,11 @@ class Worker:
         seed_everything(self.job.seed, int(positions[0]))
         with self._keys.of(positions), autocast(self.plan):
             yield
+
+
+def _choose_attention(model: Decoder, job: Job, plan: Plan, device: torch.device) -> None:
+    section, tensor, dtype = model.section, plan.layout.tensor, compute_dtype(plan)
+    length = getattr(job.data, "sequence", None)
+    if length and dtype in (torch.bfloat16, torch.float16) and plan.layout.context == 1:  # a ring has its own kernels
+        queries = (plan.layout.micro_batch, section.heads // tensor, length, section.hidden // section.heads)
+        use_fastest(queries, (section.kv_heads or section.heads) // tensor, dtype, device)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from slipstream.data.base import Facts
 from slipstream.job import Job
 from slipstream.job.models import DecoderModel
+from slipstream.train.kernels.embedding import look_up
+from slipstream.train.kernels.linear_cross_entropy import linear_cross_entropy
 from slipstream.train.models.initial import normal_rows
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -103,15 +105,23 @@ class Embed(nn.Module):
         self.places = count_tokens
 
     def forward(self, inputs: Tensor) -> Tensor:
-        x: Tensor = self.tokens(inputs)
+        x: Tensor = look_up(self.tokens.weight, inputs) if type(self.tokens) is nn.Embedding else self.tokens(inputs)
         if self.positions is not None:
             x = x + self.positions(self.places(x.shape[1], x.device))
-        dropped: Tensor = self.dropout(x)
+        dropped: Tensor = self.dropout(_in_stream(x))
         return dropped
 
 
+def _in_stream(x: Tensor) -> Tensor:
+    """In the precision of the residual stream: bf16 has fp32's range, fp16 has not and stays inside the layers."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16:
+        return x.bfloat16()
+    return x
+
+
 class Decoder(nn.Module):
-    """Token ids [B, T] to the logits of each next token [B, T, vocabulary]."""
+    """Token ids [B, T] to the logits of each next token [B, T, vocabulary], or to the loss of targets summed up."""
 
     def __init__(self, section: DecoderModel, vocabulary: int, context: int) -> None:
         super().__init__()
@@ -129,12 +139,15 @@ class Decoder(nn.Module):
                 with torch.no_grad():
                     parameter.copy_(self.initial(name, parameter.shape, range(parameter.shape[0])))
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         assert inputs.shape[1] <= self.context, f"{inputs.shape[1]} tokens in a context of {self.context}"
         x = self.embed(inputs)
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.head(self.norm(x))
+        x = self.norm(x)
+        if targets is not None:
+            return linear_cross_entropy(x.flatten(0, 1), self.head.weight, targets.flatten())
+        logits: Tensor = self.head(x)
         return logits
 
     def initial(self, name: str, shape: torch.Size, rows: range) -> Tensor:
@@ -158,25 +171,28 @@ class Rotation(nn.Module):
 
     def __init__(self, section: DecoderModel) -> None:
         super().__init__()
-        self.theta = section.rope_theta
+        self.theta, self.size = section.rope_theta, section.hidden // section.heads
         self.places = count_tokens
-        self._last: tuple[object, tuple[Tensor, Tensor]] | None = None
+        self._wanted: object = None
+        self._angles: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Turn each pair (a, b) of x [..., T, size] to (a·cos - b·sin, b·cos + a·sin); rolling swaps a and b."""
-        cos, sin = self._angles(x.shape[-2], x.shape[-1], x)
+        if not torch.compiler.is_compiling():  # a compiled block has them made before it runs
+            self.prepare(x.shape[-2], x)
+        assert self._angles is not None, "prepared"
+        cos, sin = self._angles
         return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).type_as(x)
 
-    def _angles(self, length: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def prepare(self, length: int, like: Tensor) -> None:
+        """Have the angles of so many tokens at hand: they are the same for every layer and every step."""
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        wanted = (length, size, dtype, like.device, self.places)
-        if self._last is None or self._last[0] != wanted:
-            speeds = 1.0 / self.theta ** (torch.arange(0, size, 2, device=like.device, dtype=dtype) / size)
+        wanted = (length, dtype, like.device, self.places)
+        if self._wanted != wanted:
+            speeds = 1.0 / self.theta ** (torch.arange(0, self.size, 2, device=like.device, dtype=dtype) / self.size)
             angles = torch.outer(self.places(length, like.device).to(dtype), speeds)
             cos, sin = angles.cos(), angles.sin()
-            # The same for every layer and every step.
-            self._last = wanted, (torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
-        return self._last[1]
+            self._wanted, self._angles = wanted, (torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
 
 
 def _norm(section: DecoderModel) -> nn.Module:

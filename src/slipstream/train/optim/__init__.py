@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from slipstream.job.train import Adam, AdamW, Lamb, Lars, Momentum, Nesterov, Sgd
+from slipstream.train.optim.adamw import LeanAdamW
 from slipstream.train.optim.lamb import LAMB
 from slipstream.train.optim.lars import LARS
 from slipstream.train.optim.trust import Norm
@@ -19,11 +20,20 @@ OPTIMIZERS: dict[type[AnyOptimizer], Callable[[Groups, Any, Norm], torch.optim.O
     Sgd: lambda groups, o, _: torch.optim.SGD(groups, lr=o.lr, fused=True),
     Momentum: lambda groups, o, _: torch.optim.SGD(groups, lr=o.lr, momentum=o.momentum, fused=True),
     Nesterov: lambda groups, o, _: torch.optim.SGD(groups, lr=o.lr, momentum=o.momentum, nesterov=True, fused=True),
-    Adam: lambda groups, o, _: torch.optim.Adam(groups, lr=o.lr, betas=o.betas, eps=o.eps, fused=True),
-    AdamW: lambda groups, o, _: torch.optim.AdamW(groups, lr=o.lr, betas=o.betas, eps=o.eps, fused=True),
+    Adam: lambda groups, o, _: _adamw(groups, o),
+    AdamW: lambda groups, o, _: _adamw(groups, o),
     Lars: lambda groups, o, norm: LARS(groups, o.lr, o.momentum, o.weight_decay, o.trust, norm),
     Lamb: lambda groups, o, norm: LAMB(groups, o.lr, o.betas, o.eps, o.weight_decay, norm),
 }
+
+
+def _adamw(groups: Groups, setting: Any) -> torch.optim.Optimizer:
+    """Ours on a GPU and where the state is narrow; on a CPU torch's. Adam is AdamW without decay."""
+    weight: nn.Parameter = groups[0]["params"][0]
+    if setting.state == "bf16" or (weight.is_cuda and weight.dtype == torch.float32):
+        dtype = torch.bfloat16 if setting.state == "bf16" else torch.float32
+        return LeanAdamW(groups, setting.lr, setting.betas, setting.eps, dtype)
+    return torch.optim.AdamW(groups, lr=setting.lr, betas=setting.betas, eps=setting.eps, fused=True)
 
 
 def build_optimizer(setting: AnyOptimizer, weights: Sequence[nn.Parameter], norm: Norm) -> torch.optim.Optimizer:

@@ -12,8 +12,10 @@ from slipstream.job import Job
 from slipstream.job.models import HuggingFaceModel, ImportModel
 from slipstream.plan import Plan
 from slipstream.plan.stages import balance
+from slipstream.train.compiled import compile_blocks
 from slipstream.train.exchange import Exchange, build_exchange
 from slipstream.train.exchange.base import Sum
+from slipstream.train.kernels.fp8 import use_fp8
 from slipstream.train.models.decoder import Attention, Decoder
 from slipstream.train.models.dropout import SampleKeys
 from slipstream.train.parallel.context import Places, RingAttention, tokens_of
@@ -46,7 +48,12 @@ class SplitModel:
         self.whole = model
         pieces = pieces_of(model, job)
         blocks = [piece for name, piece in pieces if name.rpartition(".")[2].isdigit()]
-        if layout.recompute != "none":
+        if plan.precision == "fp8":
+            use_fp8(blocks)
+        if plan.compile:
+            rotation = model.rotation if isinstance(model, Decoder) else None
+            compile_blocks(blocks, rotation, keep_little=layout.recompute == "selective")
+        if layout.recompute == "full" or (layout.recompute == "selective" and not plan.compile):
             recompute_blocks(blocks, layout.recompute, keys)
         self.pipeline = self._cut(pieces, costs, device, around) if layout.pipeline > 1 else None
         self.modules: list[nn.Module] = list(self.pipeline.stages) if self.pipeline else [model]

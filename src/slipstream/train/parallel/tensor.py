@@ -103,13 +103,14 @@ class _Split(nn.Module):
         self.axis, self.weight, self.bias = axis, weight, bias
         self.first = axis.slices[weight].start
         """Number of the first row or column of the whole weight that is here."""
+        self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
 
 
 class ColumnLinear(_Split):
     """Takes all inputs, gives this worker's outputs."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x if self.axis.sequence else copy_to_all(x, self.axis.group), self.weight, self.bias)
+        return self.multiply(x if self.axis.sequence else copy_to_all(x, self.axis.group), self.weight, self.bias)
 
 
 class RowLinear(_Split):
@@ -117,7 +118,7 @@ class RowLinear(_Split):
 
     def forward(self, x: Tensor) -> Tensor:
         leave = scatter_sequence if self.axis.sequence else add_up
-        y = leave(F.linear(x, self.weight), self.axis.group)
+        y = leave(self.multiply(x, self.weight, None), self.axis.group)
         return y if self.bias is None else y + self.bias
 
 

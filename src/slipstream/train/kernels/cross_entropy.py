@@ -14,23 +14,29 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from slipstream.data.base import IGNORED
 
 
+def overwrite_with_gradient(scores: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each row, log Σ exp(s) - s[target], zero where the target does not count; the scores, in fp32 or
+    fp64, become softmax(s) - onehot(target), its gradient where it counts."""
+    target = targets.clamp(min=0).unsqueeze(1)
+    highest, where = scores.max(1, keepdim=True)
+    score_of_target = scores.gather(1, target)
+    torch.softmax(scores, 1, out=scores)
+    # The highest probability is at least one in the number of classes: its logarithm is always safe to take.
+    total = highest - scores.gather(1, where).log_()
+    scores.scatter_add_(1, target, scores.new_tensor(-1.0).expand_as(target))
+    return torch.where(targets != IGNORED, (total - score_of_target).squeeze(1), 0.0)
+
+
 class _CrossEntropy(torch.autograd.Function):
-    """Σ log Σ exp(s) - s[target] over the rows whose target counts. Its gradient is softmax(s) - onehot(target)."""
+    """The sum over all rows."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, scores: Tensor, targets: Tensor) -> Tensor:
         own = scores.detach()  # the same memory, and the same count of versions: who still needs it will hear of it
-        counts = targets != IGNORED
-        target = targets.clamp(min=0).unsqueeze(1)
-        highest, where = own.max(1, keepdim=True)
-        score_of_target = own.gather(1, target)
-        torch.softmax(own, 1, out=own)
-        # The highest probability is at least one in the number of classes: its logarithm is always safe to take.
-        total = highest - own.gather(1, where).log_()
-        own.scatter_add_(1, target, own.new_tensor(-1.0).expand_as(target))
-        ctx.save_for_backward(counts)
+        losses = overwrite_with_gradient(own, targets)
+        ctx.save_for_backward(targets != IGNORED)
         ctx.gradient = own  # type: ignore[attr-defined]
-        return torch.where(counts, (total - score_of_target).squeeze(1), 0.0).sum()
+        return losses.sum()
 
     @staticmethod
     @once_differentiable
