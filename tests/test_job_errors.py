@@ -339,7 +339,7 @@ OVERRIDES = [
     (TEXT, "train.ramp.start=2", "train.ramp.over", ["is missing"]),
     (TEXT, "train.optimizer={name: adam, lr: -1}", "train.optimizer.lr", ["must be greater than 0, not -1"]),
     (TEXT, "train.optimizer.lr.peak=1", "train.optimizer.lr", ["{'peak': 1} is not a number"]),
-    (TEXT, "train.precision=fp8", "train.precision", ["'fp8'", "tf32, bf16"]),
+    (TEXT, "train.precision=fp4", "train.precision", ["'fp4'", "tf32, bf16"]),
     (TEXT, "train.evaluate.every=5", "train.evaluate", ["data.validation"]),
     (NUMBERS, "model.hidden.0=5", "model.hidden", ["needs a list"]),
 ]

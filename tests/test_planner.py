@@ -1,5 +1,6 @@
 """The planner: what it computes, what it finds, and what it says."""
 
+import csv
 import json
 from dataclasses import asdict, replace
 from datetime import date
@@ -287,7 +288,10 @@ def test_a_plan_is_shown_explained_drawn_and_saved(tmp_path):
         (["limits.clouds=[nimbus]"], ["unknown cloud 'nimbus'", "aws"]),
         (["limits.gpus=[H1000]"], ["H1000", "did you mean"]),
         (["limits.accelerators=1", "limits.gpus=[T4]"], ["GB are missing on each"]),
-        (["train.precision=fp64"], ["no plan", "fp64"]),
+        (["limits.accelerators=4", "limits.gpus=B200", "limits.clouds=aws"], ["no layout of the job fits machines of"]),
+        (["limits.gpus=TPU-v5p", "limits.clouds=gcp"], ["none of these is a GPU"]),
+        (["layout.tensor=3"], ["fits on no machine", "no layout of the job"]),
+        (["train.precision=fp64"], ["none of these GPUs computes in it", "fp64"]),
     ],
 )
 def test_what_cannot_be_planned_is_said(settings, words, tmp_path):
@@ -318,6 +322,58 @@ def test_the_planner_is_scored_through_the_command_line(tmp_path):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     refused = slipstream("plan", "check", tmp_path / "other.csv", cwd=tmp_path)
     assert refused.returncode == 2 and "is no table of published results" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "why"),
+    [
+        ("n_gpus", "many", "n_gpus is 'many'"),
+        ("n_gpus", "0", "n_gpus is '0'"),
+        ("hidden", "-4096", "hidden is '-4096'"),
+        ("layers", "nan", "layers is nan"),
+        ("hidden", "inf", "hidden is inf"),
+        ("global_batch", "-5", "batch is -5"),
+        ("tp", "7", "tensor workers do not divide"),
+        ("micro_batch", "1000000", "larger than a worker's share"),
+        ("seq_len", "2048.5", "sequence_length is 2048.5"),
+        ("precision", "fp3", "unknown precision fp3"),
+        ("tokens_per_s_per_gpu", "-100", "a step takes -"),
+        ("notes", None, ""),
+    ],
+)
+def test_a_row_that_cannot_be_is_left_out_with_the_reason(column, value, why, tmp_path):
+    lines = list(csv.DictReader((ROWS / "published_rows.csv").read_text().splitlines()))
+    usual = next(line for line in lines if line["tokens_per_s_per_gpu"] and not line["iter_time_s"])
+    odd = {**usual, column: value} if value is not None else {k: v for k, v in usual.items() if k != column}
+    with (tmp_path / "odd.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, odd.keys())
+        writer.writeheader()
+        writer.writerow(odd)
+    score = check([tmp_path / "odd.csv"])
+    assert score.rows == (0 if why else 1) and why in "".join(score.left_out), score.left_out
+
+
+def test_the_ends_of_the_front_are_shown_whatever_the_count():
+    found = search(wanted(), [offer(), offer("L4", price=4.0, spot=1.5), offer("B200", price=60.0, spot=30.0)])
+    front = pareto(found.prospects)
+    assert len(front) > 4
+    for count in (1, 2, 3, 50):
+        shown = choose(wanted(), found, "pareto", count).plans
+        assert shown[0] == front[0] and len(shown) <= count and (count == 1 or shown[-1] == front[-1])
+
+
+def test_reasons_are_about_what_is_asked_for():
+    found = search(wanted(), [offer(), offer("L4", price=4.0, spot=1.5)])
+    (line,) = [line for line in choose(wanted(), found, "fastest", 1).why_not if line.startswith("L4")]
+    assert "ends in" in line and "× plan A), for $" in line
+
+
+def test_the_layout_of_the_job_is_planned_for(tmp_path):
+    values = {**BIG, "layout": {"shard": 8, "tensor": 2}}
+    done = slipstream("plan", write_job(tmp_path, values), "--json", cwd=tmp_path)
+    choice = json.loads(done.stdout)
+    assert {(plan["layout"]["shard"], plan["layout"]["tensor"]) for plan in choice["plans"]} == {(8, 2)}
+    assert any("that the job sets" in hint for hint in choice["hints"])
 
 
 # This machine
@@ -358,7 +414,9 @@ def test_a_layout_that_cannot_fit_is_refused_with_what_helps(known):
     assert work is not None
     wants = wanted_of(job, work, 256)
     Here(known).refuse_if_too_large(wants, Layout(micro_batch=8), "fp32")
-    with pytest.raises(ValueError, match=r"needs [\d.,]+ GB on a worker.*activations.*it fits with layout.recompute="):
+    with pytest.raises(
+        ValueError, match=r"needs [\d.,]+ GB on a worker.*activations.*it fits with layout.micro_batch="
+    ):
         Here(known).refuse_if_too_large(wants, Layout(micro_batch=64), "fp32")
 
 
@@ -398,6 +456,10 @@ def test_a_plan_for_this_machine_is_run_as_it_is(tmp_path, monkeypatch):
     result = json.loads(done.stdout)
     assert result["predicted_step_seconds"] > 0 and result["step_seconds"] > 0
     assert list((tmp_path / "cache/profiles").glob("*.corrections.jsonl")), "the run has taught the planner"
+    refused = slipstream("plan", job, "--calibrate", "run", cwd=tmp_path)
+    assert refused.returncode == 2 and "ran on a CPU" in refused.stderr
+    written = tmp_path / "run/plan.yaml"
+    written.write_text(written.read_text().replace("device: cpu", "device: cuda"))  # as if it had been on a GPU
     calibrated = slipstream("plan", job, "--calibrate", "run", cwd=tmp_path)
     assert calibrated.returncode == 0 and "±20%" in calibrated.stdout, calibrated.stderr
     auto = slipstream("train", job, "--layout", "auto", "--run-dir", "auto", "--json", cwd=tmp_path)

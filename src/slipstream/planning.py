@@ -4,9 +4,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
+from pydantic import ValidationError
 
 from slipstream.data import expected_facts, open_dataset, prepare
 from slipstream.job import Job, JobError, load_job, locate
@@ -57,6 +58,8 @@ def plan(
 
     loaded = load_job(job, settings)
     try:
+        if here and calibrate:
+            raise RunError("--calibrate has no effect with --here: runs on this machine correct its predictions anyway")
         scale = _scale_of(find_run(calibrate)) if calibrate else 1.0
         wanted = wanted_of(loaded, _work(loaded), _length(loaded))
         if here:
@@ -64,9 +67,12 @@ def plan(
         limits = loaded.limits
         gpus = ",".join(limits.gpus) if limits.gpus else None
         offers = filter_offers(load_offers(), gpus, limits.clouds, limits.regions)
+        if not any(offer.accelerator.kind == "gpu" for offer in offers):
+            raise ValueError("limits.gpus: none of these is a GPU, and only GPUs are planned for")
         if not kinds(offers, wanted.precisions):
             raise ValueError(
-                f"train.precision {loaded.train.precision}: no plan, none of the offers is a GPU known to compute in it"
+                f"train.precision {loaded.train.precision}: none of these GPUs computes in it; use another precision, "
+                "such as fp16, or other GPUs"
             )
         found = search(wanted, offers, limits.spot, scale=scale)
         choice = choose(wanted, found, objective, count, SURE_CALIBRATED if calibrate else SURE)
@@ -90,13 +96,19 @@ def _search_here(job: Job, wanted: "Wanted") -> "Found":
     return here.search(wanted, workers, job.machines.price_per_hour or 0.0)
 
 
+_ENOUGH_STEPS = 5
+
+
 def _scale_of(run: RunFolder) -> float:
     """What a run's steps took beside what its plan said."""
     before, seconds = read_plan(run), [float(line["seconds"]) for line in read_lines(run.metrics)]
-    if before is None or before.predicted is None or not seconds:
+    if before is None or before.predicted is None or len(seconds) < _ENOUGH_STEPS:
         raise RunError(
-            f"{run.path} cannot calibrate a plan: it needs a prediction (`slipstream probe` before the run) and steps"
+            f"{run.path} cannot calibrate a plan: it needs a prediction (`slipstream probe` before the run) and at "
+            f"least {_ENOUGH_STEPS} steps"
         )
+    if before.device == "cpu":
+        raise RunError(f"{run.path} ran on a CPU, which says nothing of rented GPUs")
     return steady_step(seconds) / before.predicted.step_seconds
 
 
@@ -117,20 +129,34 @@ def save_plan(choice: "Choice", path: Path) -> None:
     write_yaml(path, as_values(choice.plans[0], choice.sure))
 
 
-def settings_of(path: Path) -> list[str]:
-    """What a saved plan says of a job, as settings. Raises RunError if it is no plan, or one for other machines."""
+def _read_saved_plan(path: Path) -> tuple[dict[str, Any], Layout]:
     try:
         saved = yaml.safe_load(path.read_text())
-        layout = Layout.model_validate(saved["layout"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        if not isinstance(saved, dict) or "layout" not in saved:
+            raise ValueError("it has no layout")
+        return saved, Layout.model_validate(saved["layout"])
+    except OSError as error:
+        raise RunError(f"the plan {path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        problems = "; ".join(f"layout.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise RunError(f"{path}: {problems}") from error
+    except (yaml.YAMLError, ValueError) as error:
         raise RunError(f"{path} is no plan that `slipstream plan --save` writes: {error}") from error
+
+
+def settings_of(path: Path, anywhere: bool = False) -> list[str]:
+    """What a saved plan says of a job, as settings. Raises RunError if it is no plan, or one for other machines than
+    this, unless it may be for any."""
+    saved, layout = _read_saved_plan(path)
     machine = this_machine()
     there = len(machine.gpus) or machine.cores
-    if layout.workers > there and saved.get("offer", {}).get("cloud") != "this machine":
-        offer = saved.get("offer", {})
-        meant = f"{saved.get('machines')} × {offer.get('cloud')} {offer.get('machine')}"
+    offer = saved.get("offer") or {}
+    kind = str(offer.get("accelerator", "")).partition("-")[0]
+    elsewhere = offer.get("cloud", "this machine") != "this machine" and not any(kind in gpu for gpu in machine.gpus)
+    if not anywhere and (elsewhere or layout.workers > there):
+        meant = f"{saved.get('machines')} × {offer.get('cloud')} {offer.get('machine')} ({offer.get('accelerator')})"
         raise RunError(
-            f"{path} is a plan for {layout.workers} workers on {meant}, and this machine has {there}; "
+            f"{path} is a plan for {layout.workers} workers on {meant}, and this machine is {machine}; "
             "run it there, or plan for this machine: slipstream plan JOB --here"
         )
     settings = [f"layout.{name}={value}" for name, value in layout.choices.items() if name in _ALWAYS or value != 1]

@@ -74,6 +74,8 @@ def probe(say: Callable[[str], None]) -> Profile:
     peaks, products = _peaks(torch, machine, device)
     say("memory and the smallest operation")
     bandwidth, operation = _bandwidth(torch, device), _operation(torch, device)
+    if device == "cpu" and machine.cores > 1 and peaks[str(machine.cores)] < peaks["1"]:
+        say("other programs are computing here: what is measured now is not this machine alone; probe again later")
     workers = len(machine.gpus) if machine.gpus else machine.cores
     say("exchange between two workers") if workers > 1 else None
     link, latency = _exchange(device) if workers > 1 else (1e9, 1e-3)

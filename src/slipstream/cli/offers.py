@@ -74,11 +74,23 @@ def refresh_command(
     if as_json:
         print(
             json.dumps(
-                {"path": str(done.path), "offers": done.offers, "clouds": done.clouds, "left_out": done.left_out}
+                {
+                    "path": str(done.path),
+                    "offers": done.offers,
+                    "replaced": done.replaced,
+                    "clouds": done.clouds,
+                    "left_out": done.left_out,
+                }
             )
         )
         return
-    print(f"{done.offers:,} offers of {', '.join(done.clouds)} are used from now on; they are kept in {done.path}")
+    instead = f" instead of {done.replaced:,}" if done.replaced else ""
+    print(
+        f"{done.offers:,} offers of {', '.join(done.clouds)} are used from now on{instead}; they are kept in "
+        f"{done.path}, and gone when you remove that"
+    )
+    if done.older:
+        print("those before had newer prices")
     for reason, number in done.left_out.items():
         print(f"{number:,} rows left out: {reason}")
 
@@ -112,29 +124,27 @@ def _show(offers: Sequence["Offer"], spot: bool) -> None:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for column in (
-        "cloud",
-        "machine",
-        "accelerators",
-        "memory",
-        "Gbit/s",
-        "network",
-        "region",
-        "price/h",
-        "spot/h",
-        "each/h",
-    ):
-        right = column == "memory" or "/" in column
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    console = Console(highlight=False, markup=False)
+    shown = [column for column, least in _COLUMNS.items() if console.width >= least]
+    for column in shown:
+        table.add_column(column, justify="right" if column == "memory" or "/" in column else "left", no_wrap=True)
     for offer in offers:
         each = offer.spot_per_accelerator if spot else offer.price_per_accelerator
         memory = f"{offer.count * offer.accelerator.memory / 2**30:,.0f} GiB"
         network = f"{offer.network * 8 / 1e9:,.1f}".removesuffix(".0") + ("?" if offer.network_assumed else "")
-        table.add_row(
+        cells = (
             offer.cloud, offer.machine, f"{offer.count} × {offer.accelerator.name}", memory, network,
             offer.network_kind, offer.region, _dollars(offer.price), _dollars(offer.spot), _dollars(each),
         )  # fmt: skip
-    Console(highlight=False, markup=False).print(table)
+        table.add_row(*(cell for column, cell in zip(_COLUMNS, cells, strict=True) if column in shown))
+    console.print(table)
+
+
+_COLUMNS = {
+    "cloud": 0, "machine": 80, "accelerators": 0, "memory": 120, "Gbit/s": 110, "network": 120, "region": 100,
+    "price/h": 0, "spot/h": 0, "each/h": 86,
+}  # fmt: skip
+"""How wide a screen must be for a column to be shown."""
 
 
 def _dollars(amount: float | None) -> str:

@@ -70,15 +70,17 @@ def _show(choice: "Choice") -> None:
 
     console = Console(highlight=False)
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("plan", "accelerators", "step", "memory", "used", "ends in", "cost", "sure"):
+    shown = [name for name, least in _COLUMNS.items() if console.width >= least]
+    for name in shown:
         table.add_column(name, justify="left" if name in ("plan", "accelerators") else "right", no_wrap=True)
     for number, plan in enumerate(choice.plans):
         what = f"{plan.accelerators:,} × {plan.offer.accelerator.name}{' spot' if plan.spot else ''}"
-        table.add_row(
+        cells = (
             _letter(number), what, f"{plan.step:.3g} s",
             f"{plan.memory.total / 1e9:.0f}/{plan.offer.accelerator.memory / 1e9:.0f} GB", f"{plan.utilisation:.0%}",
             duration(plan.seconds), money(plan.cost), f"±{choice.sure:.0%}",
         )  # fmt: skip
+        table.add_row(*(cell for name, cell in zip(_COLUMNS, cells, strict=True) if name in shown))
     console.print(table)
     for number, plan in enumerate(choice.plans):
         console.print(f"{_letter(number)}: {_machines(plan)}; {plan.layout}")
@@ -88,6 +90,10 @@ def _show(choice: "Choice") -> None:
         console.print(line)
     if choice.stale:
         console.print(choice.stale, style="yellow")
+
+
+_COLUMNS = {"plan": 0, "accelerators": 0, "step": 70, "memory": 64, "busy": 80, "ends in": 0, "cost": 0, "sure": 56}
+"""How wide a screen must be for a column to be shown."""
 
 
 def _letter(number: int) -> str:

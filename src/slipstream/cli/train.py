@@ -30,7 +30,7 @@ def command(
 
     if plan and layout:
         raise typer.BadParameter("--plan has a layout already; give one of --plan and --layout")
-    wanted = [*(settings or []), *layout_settings(layout), *(api.settings_of(plan) if plan else [])]
+    wanted = [*(settings or []), *layout_settings(layout), *(api.settings_of(plan, anywhere=dry_run) if plan else [])]
     if dry_run:
         if run_dir:
             raise typer.BadParameter("--run-dir has no effect in a dry run, which writes nothing")

@@ -4,7 +4,7 @@ import ast
 import difflib
 import inspect
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -41,19 +41,29 @@ class Section(BaseModel):
         return written
 
 
-def choice(key: str, *, special: tuple[str, ...] = (), shorthand: bool = False) -> Discriminator:
-    """Choose a section by the value of `key`, or by the presence of one of the `special` keys.
+def choice(
+    key: str,
+    *,
+    special: tuple[str, ...] = (),
+    implied: Mapping[str, str] | None = None,
+    shorthand: bool = False,
+) -> Discriminator:
+    """Choose a section by the value of `key`, or by the presence of one of the `special` keys, or of one that only one
+    section has and so implies it.
 
     With `shorthand` a plain string stands for a section with only that choice in it.
     """
-    return Discriminator(_chooser(key, special, shorthand))
+    return Discriminator(_chooser(key, special, implied or {}, shorthand))
 
 
-def _chooser(key: str, special: tuple[str, ...], shorthand: bool) -> Callable[[Any], str | None]:
+def _chooser(
+    key: str, special: tuple[str, ...], implied: Mapping[str, str], shorthand: bool
+) -> Callable[[Any], str | None]:
     def choose(value: Any) -> str | None:
         if isinstance(value, dict):
             found = next((name for name in special if name in value), None)
-            return found or value.get(key)
+            meant = next((section for name, section in implied.items() if name in value), None)
+            return found or value.get(key, meant)
         if isinstance(value, BaseModel):
             tag = getattr(value, key, None)
             return tag if isinstance(tag, str) else None

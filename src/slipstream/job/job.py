@@ -110,6 +110,11 @@ class Limits(Section):
     step: Duration = 120.0
     """The same, after the first step."""
 
+    @field_validator("clouds", "regions", "gpus", mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+
     @field_validator("spot", mode="before")
     @classmethod
     def _yes_or_no(cls, value: Any) -> Any:

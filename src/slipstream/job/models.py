@@ -199,5 +199,5 @@ Model = Annotated[
     | Annotated[LinearModel, Tag("linear")]
     | Annotated[ImportModel, Tag("import")]
     | Annotated[HuggingFaceModel, Tag("huggingface")],
-    choice("kind", special=("import", "huggingface")),
+    choice("kind", special=("import", "huggingface"), implied={"preset": "decoder"}),
 ]

@@ -54,8 +54,8 @@ def choose(
         objective=objective,
         plans=plans,
         front=pareto(possible),
-        why_not=_why_not(wanted, found, plans),
-        hints=[_rule(plans[0])] if plans[0].offer.cloud != "this machine" else [],
+        why_not=_why_not(wanted, found, plans, objective),
+        hints=_hints(wanted, plans[0]),
         stale=stale((plan.offer for plan in plans), date.today()),
         sure=sure,
         evaluated=found.evaluated,
@@ -90,29 +90,23 @@ def _objective(wanted: Wanted) -> Objective:
 
 def _best(possible: Sequence[Prospect], objective: Objective, count: int) -> list[Prospect]:
     if objective == "pareto":
-        front = pareto(possible)
-        step = max(1, -(-len(front) // count))
-        return front[::step][:count]
-
-    def key(each: Prospect) -> tuple[float, float]:
-        return (each.cost, each.seconds) if objective == "cheapest" else (each.seconds, each.cost)
-
+        front, last = pareto(possible), max(1, count - 1)
+        places = dict.fromkeys(round(number * (len(front) - 1) / last) for number in range(count))
+        return [front[place] for place in places]  # both ends, and what is between them
     best: dict[tuple[str, bool], Prospect] = {}  # one of each accelerator, rented either way
-    for prospect in sorted(possible, key=key):
+    for prospect in sorted(possible, key=lambda each: _rank(each, objective)):
         best.setdefault((prospect.offer.accelerator.name, prospect.spot), prospect)
     return list(best.values())[:count]
 
 
 def _nothing(wanted: Wanted, found: Found) -> str:
     if not found.prospects:
-        short = min((refused.short for refused in found.refused), default=0.0)
         least = min(found.refused, key=lambda refused: refused.short, default=None)
         if least is None:
-            return "no offer is left by limits.clouds, limits.regions and the others; widen them"
-        name = least.kind.offers[0].accelerator.name
+            return "no offer is left by limits.clouds, limits.regions, limits.spot and the others; widen them"
         return (
-            f"the model fits on no machine within the limits: on {name} {short / 1e9:,.0f} GB are missing on each, "
-            f"most of it {least.term}; allow more accelerators (limits.accelerators) or larger ones"
+            f"the model fits on no machine within the limits; the nearest is {least.reason}; allow more accelerators "
+            "(limits.accelerators), larger ones, or other layouts"
         )
     cheapest = min(found.prospects, key=lambda each: each.cost)
     soonest = min(found.prospects, key=lambda each: each.seconds)
@@ -136,26 +130,25 @@ def _nothing(wanted: Wanted, found: Found) -> str:
     return "; ".join(parts)
 
 
-def _why_not(wanted: Wanted, found: Found, plans: Sequence[Prospect]) -> list[str]:
-    shown = {plan.offer.accelerator.name for plan in plans}
+def _why_not(wanted: Wanted, found: Found, plans: Sequence[Prospect], objective: Objective) -> list[str]:
+    among = pareto(feasible(found.prospects, wanted)) if objective == "pareto" else []
+    shown = {plan.offer.accelerator.name for plan in (*plans, *among)}
+    refused_names = [each.kind.offers[0].accelerator.name for each in found.refused]
+    known = sorted({*(each.offer.accelerator.name for each in found.prospects), *refused_names})
     lines = []
-    for name in _FAMILIAR:
+    for name in known if len(known) <= len(_FAMILIAR) else _FAMILIAR:
         if name in shown:
             continue
         mine = [each for each in found.prospects if each.offer.accelerator.name == name]
         refused = [each for each in found.refused if each.kind.offers[0].accelerator.name == name]
         if mine:
-            lines.append(f"{name}: {_reason(wanted, mine, plans)}")
+            lines.append(f"{name}: {_reason(wanted, mine, plans, objective)}")
         elif refused:
-            least = min(refused, key=lambda each: each.short)
-            lines.append(
-                f"{name}: {least.short / 1e9:,.0f} GB are missing on each with the layout that needs least, "
-                f"most of it {least.term}"
-            )
+            lines.append(min(refused, key=lambda each: each.short).reason)
     return lines
 
 
-def _reason(wanted: Wanted, mine: Iterable[Prospect], plans: Sequence[Prospect]) -> str:
+def _reason(wanted: Wanted, mine: Iterable[Prospect], plans: Sequence[Prospect], objective: Objective) -> str:
     mine = list(mine)
     cheapest, soonest = min(mine, key=lambda each: each.cost), min(mine, key=lambda each: each.seconds)
     if wanted.deadline is not None and soonest.seconds > wanted.deadline:
@@ -166,11 +159,25 @@ def _reason(wanted: Wanted, mine: Iterable[Prospect], plans: Sequence[Prospect])
     possible = feasible(mine, wanted)
     if not possible:
         return "what is cheap enough is too slow, and what is quick enough costs too much"
-    near = min(possible, key=lambda each: (each.cost, each.seconds))
-    return (
-        f"at best {near.machines} × {near.offer.cloud} {near.offer.machine}{' spot' if near.spot else ''}: "
-        f"{money(near.cost)} ({near.cost / best.cost:.1f} × plan A), ends in {duration(near.seconds)}"
-    )
+    near = min(possible, key=lambda each: _rank(each, objective))
+    what = f"at best {near.machines} × {near.offer.cloud} {near.offer.machine}{' spot' if near.spot else ''}"
+    if objective == "fastest":
+        times = f"{near.seconds / best.seconds:.1f} × plan A"
+        return f"{what}: ends in {duration(near.seconds)} ({times}), for {money(near.cost)}"
+    times = f" ({near.cost / best.cost:.1f} × plan A)" if best.cost else ""
+    return f"{what}: {money(near.cost)}{times}, ends in {duration(near.seconds)}"
+
+
+def _rank(each: Prospect, objective: Objective) -> tuple[float, float]:
+    return (each.seconds, each.cost) if objective == "fastest" else (each.cost, each.seconds)
+
+
+def _hints(wanted: Wanted, best: Prospect) -> list[str]:
+    hints = [_rule(best)] if best.offer.cloud != "this machine" else []
+    if wanted.fixed:
+        said = ", ".join(name for name, _ in wanted.fixed)
+        hints.append(f"only layouts with the {said} that the job sets are planned; leave that out to see others")
+    return hints
 
 
 def _rule(plan: Prospect) -> str:
@@ -204,6 +211,8 @@ def as_values(plan: Prospect, sure: float) -> dict[str, Any]:
             "step_seconds": plan.step,
             "seconds": plan.seconds,
             "cost": plan.cost,
+            "bill": {field.name: getattr(plan.bill, field.name) for field in fields(plan.bill)},
+            "lost_to_failures": plan.waste.part,
             "sure": sure,
             "utilisation": plan.utilisation,
             "checkpoint_seconds": plan.waste.interval if plan.waste.part else None,

@@ -15,7 +15,18 @@ from slipstream.plan.memory import Memory, memory
 from slipstream.plan.offer_table import Offer
 from slipstream.plan.profile import load_profile, profile_path
 from slipstream.plan.rates import Rates, fitted_rates
-from slipstream.plan.search import Found, Kind, Prospect, Wanted, layout_of, layouts_for, prospect, rows_of
+from slipstream.plan.search import (
+    Found,
+    Kind,
+    Prospect,
+    Refused,
+    Wanted,
+    layout_of,
+    layouts_for,
+    prospect,
+    rows_of,
+    shortfall,
+)
 from slipstream.plan.time import Times, step_time
 from slipstream.runs.folder import append_line, read_lines
 
@@ -134,13 +145,13 @@ class Here:
 
     def _smallest_change(self, wanted: Wanted, layout: Layout, precision: str, capacity: float) -> str:
         tries: list[tuple[str, Layout]] = []
-        if wanted.splits.recompute:
-            modes = RECOMPUTE[RECOMPUTE.index(layout.recompute) + 1 :]
-            tries += [(f"layout.recompute={mode}", layout.model_copy(update={"recompute": mode})) for mode in modes]
         smaller = layout.micro_batch // 2
         while smaller:
             tries.append((f"layout.micro_batch={smaller}", layout.model_copy(update={"micro_batch": smaller})))
             smaller //= 2
+        if wanted.splits.recompute:
+            modes = RECOMPUTE[RECOMPUTE.index(layout.recompute) + 1 :]
+            tries += [(f"layout.recompute={mode}", layout.model_copy(update={"recompute": mode})) for mode in modes]
         if layout.replicate > 1:
             shared = {"shard": layout.data, "replicate": 1}
             tries.append((f"layout.shard={layout.data} (replicate=1)", layout.model_copy(update=shared)))
@@ -155,6 +166,7 @@ class Here:
     def search(self, wanted: Wanted, workers: int, price: float) -> Found:
         """The best layouts here, of so many workers and of fewer."""
         prospects: list[Prospect] = []
+        refused: list[Refused] = []
         evaluated = 0
         precision = next((name for name in wanted.precisions if self.hardware(1, name)), None)
         for count in sorted({workers // share for share in (1, 2, 4, 8, 16) if workers // share}):
@@ -164,16 +176,19 @@ class Here:
             grid = layouts_for(wanted, count)
             held = memory(wanted.work, grid, wanted.batch, wanted.optimizer_states, style_of(precision))
             evaluated += np.size(grid.tensor)
-            fitting = np.flatnonzero(held.total <= (self.capacity(count) or 0))
+            capacity = self.capacity(count) or 0
+            fitting = np.flatnonzero(held.total <= capacity)
+            offer = _offer(self.machine, count, price, on)
+            kind = Kind((offer,), precision, on)
             if not len(fitting):
+                refused.append(shortfall(kind, held, capacity))
                 continue
             times = step_time(wanted.work, grid, wanted.batch, on, self.rates)
             best = int(fitting[np.argmin(times.total[fitting])])
             chosen, seconds, bytes_held = (rows_of(columns, [best])[0] for columns in (grid, times, held))
-            offer = _offer(self.machine, count, price, on)
-            kind, corrected = Kind((offer,), precision, on), seconds.scaled(self.correction())
+            corrected = seconds.scaled(self.correction())
             prospects.append(prospect(wanted, kind, (offer, False), 1, layout_of(chosen), corrected, bytes_held))
-        return Found(prospects, [], evaluated)
+        return Found(prospects, refused, evaluated)
 
 
 def _held(wanted: Wanted, layout: Layout, precision: str) -> Memory:

@@ -40,6 +40,10 @@ class Refreshed:
     clouds: tuple[str, ...]
     left_out: dict[str, int]
     """Why rows were left out, and how many."""
+    replaced: int
+    """Offers of the same clouds that were known before, and are not used any more."""
+    older: bool
+    """Whether those had newer prices."""
 
 
 def load_offers() -> tuple[Offer, ...]:
@@ -64,15 +68,22 @@ def refreshed_table() -> Path:
 def refresh(source: str | Path) -> Refreshed:
     """Read a newer table from a file or an address, check it, and use it from now on. Raises ValueError."""
     reading = read_whole_table(source)
-    target = refreshed_table()
+    today, target = datetime.date.today(), refreshed_table()
+    if late := [offer for offer in reading.offers if offer.date > today]:
+        raise ValueError(f"{source}: {late[0].cloud} {late[0].machine} has a price of {late[0].date}, a day to come")
     try:
         earlier = read_table(target) if target.exists() else []
     except ValueError:  # damaged: this is how to mend it
         earlier = []
+    spoken_for = {_group(offer) for offer in reading.offers}
+    package = _read(_TABLE, _TABLE.stat().st_mtime_ns)
+    gone = [offer for offer in _merge(earlier, package) if _group(offer) in spoken_for]
     target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, table_text(_merge(reading.offers, earlier)))
     clouds = tuple(sorted({offer.cloud for offer in reading.offers}))
-    return Refreshed(target, len(reading.offers), clouds, dict(reading.left_out))
+    newest_before = max((offer.date for offer in gone), default=None)
+    older = bool(newest_before and max(offer.date for offer in reading.offers) < newest_before)
+    return Refreshed(target, len(reading.offers), clouds, dict(reading.left_out), len(gone), older)
 
 
 def filter_offers(
@@ -148,8 +159,13 @@ def _read(path: Path, changed: int) -> tuple[Offer, ...]:  # noqa: ARG001 - a ta
 def _merge(fresh: Iterable[Offer], older: Iterable[Offer]) -> tuple[Offer, ...]:
     """The fresh ones, and of the older those of other clouds. Google's TPUs and GPUs come in tables of their own."""
     fresh = tuple(fresh)
-    replaced = {(offer.cloud, offer.accelerator.kind) for offer in fresh}
-    return fresh + tuple(offer for offer in older if (offer.cloud, offer.accelerator.kind) not in replaced)
+    replaced = {_group(offer) for offer in fresh}
+    return fresh + tuple(offer for offer in older if _group(offer) not in replaced)
+
+
+def _group(offer: Offer) -> tuple[str, str]:
+    """What a table speaks for."""
+    return offer.cloud, offer.accelerator.kind
 
 
 def _cost(offer: Offer, spot: bool) -> float:

@@ -1,8 +1,10 @@
 """Published training results as the planner sees them: one row of a table becomes a model, a layout and a machine."""
 
 import csv
+import math
 import re
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -98,8 +100,11 @@ class Table:
 
 def read_published(path: Path) -> Table:
     """Read a table in either of the two formats; what cannot be used is counted, with the reason."""
-    with path.open(newline="") as file:
-        lines = list(csv.DictReader(file))
+    try:
+        with path.open(newline="") as file:
+            lines = [{name: value or "" for name, value in line.items() if name} for line in csv.DictReader(file)]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is no table: {error}") from error
     if not lines:
         raise ValueError(f"{path} has no rows")
     single = "# GPUs" in lines[0]
@@ -109,13 +114,36 @@ def read_published(path: Path) -> Table:
     left_out: dict[str, int] = {}
     for line in lines:
         try:
-            rows.append(_single_node(line) if single else _published(line))
+            rows.append(_checked(_single_node(line) if single else _published(defaultdict(str, line))))
         except Unusable as why:
             left_out[str(why)] = left_out.get(str(why), 0) + 1
     return Table(rows, left_out)
 
 
-def _published(line: dict[str, str]) -> Row:
+_WHOLE = (
+    "layers", "hidden", "heads", "kv_heads", "vocabulary", "sequence_length", "tensor", "pipeline", "context",
+    "stages", "batch",
+)  # fmt: skip
+_POSITIVE = ("inner", "micro_batch", "replicate", "shard")
+
+
+def _checked(row: Row) -> Row:
+    """The same row. Raises Unusable if it describes what cannot be."""
+    numbers = row.numbers
+    for name in (*_WHOLE, *_POSITIVE):
+        value = numbers[name]
+        if not (0 < value < math.inf) or (name in _WHOLE and value != round(value)):
+            raise Unusable(f"{name} is {value:g}")
+    if row.seconds is not None and not 0 < row.seconds < math.inf:
+        raise Unusable(f"a step takes {row.seconds:g} s")
+    if numbers["hidden"] % numbers["tensor"] or numbers["heads"] % numbers["tensor"]:
+        raise Unusable("tensor workers do not divide heads or width")
+    if numbers["micro_batch"] * numbers["replicate"] * numbers["shard"] > 1.01 * numbers["batch"]:
+        raise Unusable("a micro-batch is larger than a worker's share of the batch")
+    return row
+
+
+def _published(line: Mapping[str, str]) -> Row:
     if line["moe"] == "1":
         raise Unusable("mixture of experts")
     if "TPU" in line["gpu"]:
@@ -127,7 +155,9 @@ def _published(line: dict[str, str]) -> Row:
     if missing := [name for name in _SHAPE if not line[name]]:
         raise Unusable(f"does not say {missing[0]}")
     accelerator, memory = _accelerator(line["gpu"])
-    found: dict[str, Any] = {name: _number(line[name]) for name in line if name not in ("source", "notes")}
+    found: dict[str, Any] = defaultdict(lambda: None, {name: _number(line[name]) for name in line})
+    if wrong := [name for name in _SHAPE if not found[name] or found[name] < 0]:
+        raise Unusable(f"{wrong[0]} is {line[wrong[0]]!r}")
     if not found["global_batch"]:
         raise Unusable("does not say global_batch")
     tensor, pipeline, context = (found[name] or 1.0 for name in ("tp", "pp", "cp"))
@@ -164,8 +194,10 @@ def _published(line: dict[str, str]) -> Row:
 
 
 def _single_node(line: dict[str, str]) -> Row:
-    gpus, batch, micro, hidden, heads, layers, sequence, tensor, data, pipeline, milliseconds = (
-        float(value) for value in line.values()
+    if wrong := [value for value in line.values() if _number(value) is None]:
+        raise Unusable(f"{wrong[0]!r} is no number")
+    gpus, batch, micro, hidden, heads, layers, sequence, tensor, data, pipeline, milliseconds = map(
+        float, line.values()
     )
     accelerator, memory = _accelerator("A100-80GB")
     numbers = {
@@ -180,7 +212,7 @@ def _single_node(line: dict[str, str]) -> Row:
     return Row("A100 single node", group, numbers, milliseconds / 1e3, None, memory)
 
 
-def _model(line: dict[str, str], found: dict[str, Any]) -> dict[str, float]:
+def _model(line: Mapping[str, str], found: dict[str, Any]) -> dict[str, float]:
     layers, hidden, heads, inner = (found[name] for name in ("layers", "hidden", "heads", "ffn"))
     kv_heads, vocabulary = found["kv_heads"] or heads, found["vocab"] or 50_000.0
     inward = 2.0 if "llama" in line["model"].lower() else 1.0
@@ -201,11 +233,12 @@ def _model(line: dict[str, str], found: dict[str, Any]) -> dict[str, float]:
 _MEGATRON = {
     "gradient_bytes": 2.0, "weight_bytes": 2.0, "stored_weight": 2.0, "master": 4.0, "stream_bytes": 2.0,
     "kept_bytes": 2.0, "keeps_gathered": 0.0, "kept_products": 0.5, "over_context": 1.0, "score_bytes": 6.0,
+    "score_rows": math.inf,
 }  # fmt: skip
 """Bytes in programs that hold their weights in 16 bits beside an exact copy, and whose loss is fused."""
 
 
-def _sharding(line: dict[str, str], data: float, context: float, old: bool) -> dict[str, float]:
+def _sharding(line: Mapping[str, str], data: float, context: float, old: bool) -> dict[str, float]:
     how = line["sharding"].lower()
     sharded = 3 if re.search("full_shard|fsdp|zero-3|zero3", how) else 1 if "dist" in how or "zero1" in how else 0
     if "grad_op" in how or "zero2" in how:
@@ -218,7 +251,7 @@ def _sharding(line: dict[str, str], data: float, context: float, old: bool) -> d
     return {**split, "sharded": float(sharded if data * context > 1 else 0), **_MEGATRON, **own}
 
 
-def _links(line: dict[str, str], accelerator: Accelerator) -> dict[str, float]:
+def _links(line: Mapping[str, str], accelerator: Accelerator) -> dict[str, float]:
     linked = float(accelerator.linked)
     per_node = _number(line["gpus_per_node"]) or 8.0
     text, network = line["inter_link"], _NETWORK.get(accelerator.name.partition("-")[0], 12.5e9) * per_node
@@ -233,7 +266,7 @@ def _links(line: dict[str, str], accelerator: Accelerator) -> dict[str, float]:
     return {"link": accelerator.link, "network": network, "per_node": per_node}
 
 
-def _seconds(line: dict[str, str], found: dict[str, Any], numbers: dict[str, float]) -> float | None:
+def _seconds(line: Mapping[str, str], found: dict[str, Any], numbers: dict[str, float]) -> float | None:
     if found["iter_time_s"]:
         return float(found["iter_time_s"])
     tokens = numbers["batch"] * numbers["sequence_length"]
@@ -265,7 +298,10 @@ def _accelerator(name: str) -> tuple[Accelerator, float]:
 
 def _bits(precision: str) -> int:
     lower = precision.lower()
-    return 4 if "fp4" in lower else 8 if "fp8" in lower or "float8" in lower else 16
+    bits = 4 if "fp4" in lower else 8 if "fp8" in lower or "float8" in lower else 16
+    if bits == 16 and lower and not re.search("bf16|fp16|bfloat16|float16|tf32|fp32|mixed", lower):
+        raise Unusable(f"unknown precision {precision}")
+    return bits
 
 
 def _number(text: str) -> float | None:

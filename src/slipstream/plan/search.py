@@ -4,6 +4,7 @@ For one kind of machine and one count the best layout is the quickest that fits,
 searched once, however many clouds and regions rent it out, and prices come after.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -63,6 +64,8 @@ class Wanted:
     """Most accelerators."""
     preemption: float = _PREEMPTION
     """How often a spot machine is taken away in an hour."""
+    fixed: tuple[tuple[str, float], ...] = ()
+    """What the job itself says of the layout, as columns of a grid and their values."""
 
     @cached_property
     def flops(self) -> float:
@@ -119,9 +122,18 @@ class Refused:
 
     kind: Kind
     short: float
-    """Bytes that are missing on each accelerator with the layout that needs least."""
+    """Bytes that are missing on each accelerator with the layout that needs least; infinite if no layout can be."""
     term: str
     """The largest part of what that needs."""
+
+    @property
+    def reason(self) -> str:
+        """In words."""
+        name, count = self.kind.offers[0].accelerator.name, self.kind.offers[0].count
+        if self.short == math.inf:
+            return f"{name}: no layout of the job fits machines of {count}, within limits.accelerators"
+        missing = f"{self.short / 1e9:,.3g} GB are missing on each with the layout that needs least"
+        return f"{name}: {missing}, most of it {self.term}"
 
 
 @dataclass(frozen=True)
@@ -155,7 +167,7 @@ def search(
         best = _best_layouts(wanted, kind, fitting(*shape, _ROOM * kind.on.memory), rates or fitted_rates())
         evaluated += np.size(candidates(*shape).total)
         if not best:
-            refused.append(_shortfall(kind, candidates(*shape)))
+            refused.append(shortfall(kind, candidates(*shape).held, _ROOM * kind.on.memory))
         rented = _cheapest_of_each_cloud(kind.offers, spot)
         for machines, layout, times, held in best:
             scaled = times.scaled(scale)
@@ -221,16 +233,25 @@ def _best_layouts(
 
 def _candidates(wanted: Wanted, count: int, linked: int) -> _Candidates:
     tokens, quota = int(wanted.work.tokens), min(wanted.quota, MOST_ACCELERATORS)
-    grid = _with_recompute(_layouts(wanted.splits, wanted.batch, tokens, count, linked, quota), wanted.splits)
+    columns = _layouts(wanted.splits, wanted.batch, tokens, count, linked, quota)
+    grid = _as_fixed(_with_recompute(columns, wanted.splits), wanted)
     held = memory(wanted.work, grid, wanted.batch, wanted.optimizer_states)
-    modes = len(RECOMPUTE) if wanted.splits.recompute else 1
+    modes = len(RECOMPUTE) if wanted.splits.recompute and "recompute" not in dict(wanted.fixed) else 1
     return _Candidates(grid, held, held.total.reshape(-1, modes))
+
+
+def _as_fixed(grid: Grid, wanted: Wanted) -> Grid:
+    """Those layouts that are as the job says."""
+    fits = np.ones(np.shape(grid.tensor), dtype=bool)
+    for name, value in wanted.fixed:
+        fits &= getattr(grid, name) == value
+    return grid if fits.all() else _rows(grid, fits)
 
 
 def layouts_for(wanted: Wanted, workers: int) -> Grid:
     """All layouts of so many workers in one machine."""
     rows = list(_layouts_of(wanted.splits, wanted.batch, int(wanted.work.tokens), workers, workers))
-    return _with_recompute(_columns(rows), wanted.splits)
+    return _as_fixed(_with_recompute(_columns(rows), wanted.splits), wanted)
 
 
 def _with_recompute(columns: dict[str, Any], splits: Splits) -> Grid:
@@ -315,12 +336,13 @@ def layout_of(one: Grid) -> Layout:
     )
 
 
-def _shortfall(kind: Kind, candidates: _Candidates) -> Refused:
-    if not np.size(candidates.total):
-        return Refused(kind, 0.0, "")
-    (least,) = rows_of(candidates.held, [int(np.argmin(candidates.total))])
+def shortfall(kind: Kind, held: Memory, room: float) -> Refused:
+    """What is missing where nothing fits."""
+    if not np.size(held.total):
+        return Refused(kind, math.inf, "")
+    (least,) = rows_of(held, [int(np.argmin(held.total))])
     term = max(vars(least), key=lambda name: getattr(least, name))
-    return Refused(kind, float(least.total - _ROOM * kind.on.memory), term)
+    return Refused(kind, float(least.total - room), term)
 
 
 def _cheapest_of_each_cloud(offers: Sequence[Offer], spot: str) -> list[tuple[Offer, bool]]:

@@ -2,8 +2,11 @@
 
 from slipstream.job import Job
 from slipstream.job.base import Section
+from slipstream.job.job import LayoutChoice
 from slipstream.job.models import DecoderModel
 from slipstream.job.train import Adam, AdamW, Lamb, Lars, Momentum, Nesterov, Sgd
+from slipstream.plan.grid import RECOMPUTE, SHARDED
+from slipstream.plan.layout import AXES
 from slipstream.plan.search import MOST_ACCELERATORS, Splits, Wanted
 from slipstream.plan.work import Work, work_of_decoder
 
@@ -34,7 +37,19 @@ def wanted_of(job: Job, work: Work, samples: float) -> Wanted:
         budget=limits.budget,
         quota=limits.accelerators or MOST_ACCELERATORS,
         preemption=limits.preemption,
+        fixed=_fixed(job.layout),
     )
+
+
+def _fixed(layout: LayoutChoice) -> tuple[tuple[str, float], ...]:
+    """What a job says of its layout, in the columns of a grid."""
+    said = {name: getattr(layout, name) for name in layout.model_fields_set if getattr(layout, name) is not None}
+    axes = {name: float(said[name]) for name in (*AXES, "micro_batch") if name in said}
+    if "sharded" in said:
+        axes["sharded"] = float(SHARDED.index(said["sharded"]))
+    if "recompute" in said:
+        axes["recompute"] = float(RECOMPUTE.index(said["recompute"]))
+    return tuple(axes.items())
 
 
 def decoder_of(job: Job, vocabulary: int) -> Work | None:

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from slipstream.train.kernels.dtypes import working_dtype
+
 VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
 _EVEN = 16
 """All sizes of a product must be multiples of this."""
@@ -68,12 +70,10 @@ _linear: Callable[[Tensor, Tensor, torch.dtype], Tensor] = _Linear.apply
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """As `F.linear`, in fp8 where the sizes allow it."""
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    rows = x.flatten(0, -2)
-    if any(size % _EVEN for size in (*rows.shape, *weight.shape)):
+    dtype, rows = working_dtype(x), x.flatten(0, -2)
+    if x.is_meta or any(size % _EVEN for size in (*rows.shape, *weight.shape)):
         return F.linear(x, weight, bias)
-    with torch.autocast(kind, enabled=False):
+    with torch.autocast(x.device.type, enabled=False):
         y = _linear(rows.to(dtype), weight, dtype).view(*x.shape[:-1], -1)
         return y if bias is None else y + bias.to(dtype)
 

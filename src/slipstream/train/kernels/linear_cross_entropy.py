@@ -14,6 +14,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from slipstream.data.base import IGNORED
 from slipstream.train.kernels.cross_entropy import overwrite_with_gradient
+from slipstream.train.kernels.dtypes import working_dtype
 
 ROWS = 4096
 """Tokens at a time: on an H200 no larger number was quicker, with 50 thousand classes or with 128 thousand."""
@@ -23,9 +24,8 @@ _aten: Any = torch.ops.aten
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        kind = hidden.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-        with torch.autocast(kind, enabled=False):
+        dtype = working_dtype(hidden)
+        with torch.autocast(hidden.device.type, enabled=False):
             learns = any(ctx.needs_input_grad[:2])  # type: ignore[attr-defined]
             loss, *gradients = _by_rows(hidden, weight, targets, dtype, learns)
         ctx.save_for_backward(*gradients)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from slipstream.data.base import Facts
 from slipstream.job import Job
 from slipstream.job.models import DecoderModel
+from slipstream.train.kernels.dtypes import working_dtype
 from slipstream.train.kernels.embedding import look_up
 from slipstream.train.kernels.linear_cross_entropy import linear_cross_entropy
 from slipstream.train.models.initial import normal_rows
@@ -114,10 +115,7 @@ class Embed(nn.Module):
 
 def _in_stream(x: Tensor) -> Tensor:
     """In the precision of the residual stream: bf16 has fp32's range, fp16 has not and stays inside the layers."""
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16:
-        return x.bfloat16()
-    return x
+    return x.bfloat16() if working_dtype(x) == torch.bfloat16 else x
 
 
 class Decoder(nn.Module):
