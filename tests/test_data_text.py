@@ -18,11 +18,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from slipstream.data import IGNORED, Facts, mask_id, open_dataset, prepare, text_info, tokenizer_path
 from slipstream.data import documents as documents_module
-from slipstream.data.cache import cache_folder
 from slipstream.data.documents import Piece, find_files, read_pieces
 from slipstream.data.store import read_offsets, read_tokens
 from slipstream.job import Job
 from slipstream.job.data import TextData
+from slipstream.runs.cache import cache_folder
 
 VERSE = "the quick brown fox jumps over the lazy dog; naïve café, 東京。\n"
 

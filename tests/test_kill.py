@@ -77,7 +77,7 @@ def test_twenty_kills_leave_the_curve_as_it_was(tmp_path):
     for number in range(KILLS):
         program = start(*words, cwd=tmp_path)
         if number % 5 == 4:  # while it is still starting
-            time.sleep(draw.uniform(0.3, 4.0))
+            time.sleep(draw.uniform(0.3, 2.5))
         else:
             wait_for_progress(tmp_path / "torn", program)
             time.sleep(draw.uniform(0.0, 0.3))

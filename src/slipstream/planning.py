@@ -14,6 +14,7 @@ from slipstream.job import Job, JobError, load_job, locate
 from slipstream.job.file import Problem
 from slipstream.job.job import total_samples
 from slipstream.plan import Layout, Machine, Plan, make_plan, this_machine
+from slipstream.plan.cost import THIS_MACHINE
 from slipstream.plan.here import Here
 from slipstream.plan.machine import ANY_MACHINE
 from slipstream.plan.plan import Predicted
@@ -21,8 +22,10 @@ from slipstream.runs import RunError, RunFolder, read_lines, write_yaml
 from slipstream.runs.result import steady_step
 
 if TYPE_CHECKING:
+    from slipstream.job.job import Limits
     from slipstream.plan.check import Score
     from slipstream.plan.choose import Choice, Objective
+    from slipstream.plan.offer_table import Offer
     from slipstream.plan.search import Found, Wanted
     from slipstream.plan.work import Work
     from slipstream.train.dry_run import Held
@@ -52,7 +55,7 @@ def plan(
     `here` plans for this machine alone; `calibrate` names a run whose measured steps correct the predictions.
     """
     from slipstream.plan.choose import SURE, SURE_CALIBRATED, choose, larger_batch
-    from slipstream.plan.offers import filter_offers, load_offers
+    from slipstream.plan.offers import load_offers
     from slipstream.plan.search import kinds, search
     from slipstream.plan.wanted import wanted_of
 
@@ -61,12 +64,11 @@ def plan(
         if here and calibrate:
             raise RunError("--calibrate has no effect with --here: runs on this machine correct its predictions anyway")
         scale = _scale_of(find_run(calibrate)) if calibrate else 1.0
-        wanted = wanted_of(loaded, _work(loaded), _length(loaded))
+        wanted = wanted_of(loaded, work_of(loaded), _length(loaded))
         if here:
             return choose(wanted, _search_here(loaded, wanted), objective, count, SURE_CALIBRATED)
         limits = loaded.limits
-        gpus = ",".join(limits.gpus) if limits.gpus else None
-        offers = filter_offers(load_offers(), gpus, limits.clouds, limits.regions)
+        offers = _within(limits, load_offers())
         if not any(offer.accelerator.kind == "gpu" for offer in offers):
             raise ValueError("limits.gpus: none of these is a GPU, and only GPUs are planned for")
         if not kinds(offers, wanted.precisions):
@@ -85,12 +87,30 @@ def plan(
         raise locate(LateRefusal(loaded, str(error)), job, settings) from error
 
 
+def _within(limits: "Limits", offers: "Sequence[Offer]") -> "tuple[Offer, ...]":
+    """The offers that the limits admit. Raises ValueError with the key of a name that is not there."""
+    from slipstream.plan.offers import filter_offers
+
+    named = {
+        "clouds": {"clouds": limits.clouds},
+        "regions": {"regions": limits.regions},
+        "gpus": {"gpu": ",".join(limits.gpus or ())},
+    }
+    left = tuple(offers)
+    for key, names in named.items():
+        try:
+            left = filter_offers(left, **names)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ValueError(f"limits.{key}: {error}") from error
+    return left
+
+
 def _search_here(job: Job, wanted: "Wanted") -> "Found":
     machine = this_machine()
     here = Here(machine)
     if not here.known:
         raise ValueError("nothing is known of this machine's speed; `slipstream probe` measures it in two minutes")
-    workers = len(machine.gpus) if machine.gpus and job.machines.device != "cpu" else machine.cores
+    workers = machine.room(job.machines.device)
     if job.machines.device == "cpu" or not machine.gpus:
         wanted = replace(wanted, precisions=("fp32",) if job.train.precision == "auto" else (job.train.precision,))
     return here.search(wanted, workers, job.machines.price_per_hour or 0.0)
@@ -149,10 +169,10 @@ def settings_of(path: Path, anywhere: bool = False) -> list[str]:
     this, unless it may be for any."""
     saved, layout = _read_saved_plan(path)
     machine = this_machine()
-    there = len(machine.gpus) or machine.cores
+    there = machine.room("auto")
     offer = saved.get("offer") or {}
     kind = str(offer.get("accelerator", "")).partition("-")[0]
-    elsewhere = offer.get("cloud", "this machine") != "this machine" and not any(kind in gpu for gpu in machine.gpus)
+    elsewhere = offer.get("cloud", THIS_MACHINE) != THIS_MACHINE and not any(kind in gpu for gpu in machine.gpus)
     if not anywhere and (elsewhere or layout.workers > there):
         meant = f"{saved.get('machines')} × {offer.get('cloud')} {offer.get('machine')} ({offer.get('accelerator')})"
         raise RunError(
@@ -166,7 +186,8 @@ def settings_of(path: Path, anywhere: bool = False) -> list[str]:
 _ALWAYS = ("replicate", "micro_batch")
 
 
-def _work(job: Job) -> "Work":
+def work_of(job: Job) -> "Work":
+    """What a step of a job consists of."""
     from slipstream.plan.wanted import decoder_of
 
     facts = expected_facts(job)
@@ -238,7 +259,7 @@ def _wanted_if_known(job: Job) -> "Wanted | None":
 def _best_layout_here(job: Job, wanted: "Wanted", workers: int | None) -> "Layout | None":
     """The quickest layout on this machine; None where nothing is known of its speed."""
     machine = this_machine()
-    there = workers or (len(machine.gpus) if machine.gpus and job.machines.device != "cpu" else machine.cores)
+    there = workers or machine.room(job.machines.device)
     found = Here(machine).search(wanted, there, 0.0).prospects
     exact = [each for each in found if workers is None or each.layout.workers == workers]
     return min(exact, key=lambda each: each.seconds).layout if exact else None

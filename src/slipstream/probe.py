@@ -76,7 +76,7 @@ def probe(say: Callable[[str], None]) -> Profile:
     bandwidth, operation = _bandwidth(torch, device), _operation(torch, device)
     if device == "cpu" and machine.cores > 1 and peaks[str(machine.cores)] < peaks["1"]:
         say("other programs are computing here: what is measured now is not this machine alone; probe again later")
-    workers = len(machine.gpus) if machine.gpus else machine.cores
+    workers = machine.room("auto")
     say("exchange between two workers") if workers > 1 else None
     link, latency = _exchange(device) if workers > 1 else (1e9, 1e-3)
     memory = torch.cuda.mem_get_info()[1] if machine.gpus else machine.memory

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from slipstream.cli import doctor, init, offers, plan, probe, resume, runs, schema, show, train, verify
+from slipstream.cli import doctor, init, offers, plan, probe, profile, resume, runs, schema, show, train, verify
 from slipstream.cli.errors import run_and_exit
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("runs")(runs.command)
 app.command("show")(show.command)
 app.add_typer(offers.app, name="offers")
 app.command("probe")(probe.command)
+app.command("profile")(profile.command)
 app.command("schema")(schema.command)
 app.command("doctor")(doctor.command)
 

@@ -49,7 +49,7 @@ def examine() -> dict[str, Any]:
         "machine": str(machine),
         "gpus": list(machine.gpus),
         "disk_free_gb": round(disk / 1e9, 1),
-        "workers": len(machine.gpus) or machine.cores,
+        "workers": machine.room("auto"),
         "extras": {name: _state(name, extra) for name, extra in _EXTRAS.items()},
         "problems": problems,
     }

@@ -102,8 +102,8 @@ def _letter(number: int) -> str:
 
 def _machines(plan: "Prospect") -> str:
     offer = plan.offer
-    if offer.cloud == "this machine":
-        return "this machine"
+    if not offer.machine:  # the one that we are on
+        return offer.cloud
     return f"{plan.machines:,} × {offer.cloud} {offer.machine}{' spot' if plan.spot else ''} in {offer.region}"
 
 

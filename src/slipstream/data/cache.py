@@ -7,13 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def cache_folder() -> Path:
-    """`$SLIPSTREAM_CACHE`, else `slipstream` in the user's cache folder."""
-    if own := os.environ.get("SLIPSTREAM_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "slipstream"
-
-
 def build_once(folder: Path, build: Callable[[Path], None]) -> None:
     """Fill the folder, unless it is there. It appears complete or not at all, however many processes try at once."""
     if folder.is_dir():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slipstream.data.base import Dataset
-from slipstream.data.cache import build_once, cache_folder
+from slipstream.data.cache import build_once
 from slipstream.data.checks import existing_file
 from slipstream.data.documents import STDLIB, find_files, split_by_lines
 from slipstream.data.sequences import Documents, pack
@@ -15,6 +15,7 @@ from slipstream.data.store import FORMAT, Notify, TextInfo, build, read_info, re
 from slipstream.data.tokenizer import VOCABULARY
 from slipstream.job import Job
 from slipstream.job.data import TextData
+from slipstream.runs.cache import cache_folder
 
 
 def check_text(data: TextData) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import date
 from typing import Any, Literal
 
-from slipstream.plan.cost import machines_for
+from slipstream.plan.cost import THIS_MACHINE, machines_for
 from slipstream.plan.offers import stale
 from slipstream.plan.search import Found, Prospect, Wanted, feasible, pareto
 
@@ -173,7 +173,7 @@ def _rank(each: Prospect, objective: Objective) -> tuple[float, float]:
 
 
 def _hints(wanted: Wanted, best: Prospect) -> list[str]:
-    hints = [_rule(best)] if best.offer.cloud != "this machine" else []
+    hints = [] if best.offer.cloud == THIS_MACHINE else [_rule(best)]
     if wanted.fixed:
         said = ", ".join(name for name, _ in wanted.fixed)
         hints.append(f"only layouts with the {said} that the job sets are planned; leave that out to see others")

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from math import inf, sqrt
 
+THIS_MACHINE = "this machine"
+"""Stands for a cloud in plans for the machine that we are on."""
 FAILURES = 2e-5
 """Of an accelerator that nobody takes away, in an hour: 419 in 54 days on 16,384 (arXiv 2407.21783, §3.3.4)."""
 RESTART = 300.0
@@ -16,7 +18,7 @@ STORAGE = {
     "gcp": (0.02, 0.12),
     "azure": (0.0184, 0.087),
     "oci": (0.0255, 0.0085),
-    "this machine": (0.0, 0.0),
+    THIS_MACHINE: (0.0, 0.0),
 }
 """Dollars for a GB and month, and for a GB that leaves the cloud: list prices of standard object storage, first tier,
 2025."""

@@ -8,6 +8,7 @@ from statistics import median
 import numpy as np
 
 from slipstream.plan.accelerators import Accelerator, find_accelerator
+from slipstream.plan.cost import THIS_MACHINE
 from slipstream.plan.grid import OURS, RECOMPUTE, Grid, Hardware, Style
 from slipstream.plan.layout import Layout
 from slipstream.plan.machine import Machine
@@ -37,13 +38,11 @@ _LAST = 20
 
 
 @dataclass(frozen=True)
-class Predicted:
+class Expected:
     """What one plan is expected to take on this machine."""
 
     times: Times
     memory: Memory
-    capacity: float
-    """Bytes that a worker has."""
 
     @property
     def step(self) -> float:
@@ -105,14 +104,14 @@ class Here:
             return float(self.profile.memory) if self.profile else float(sheet.memory) if sheet else None
         return self.machine.memory / workers if self.machine.memory else None
 
-    def predict(self, wanted: Wanted, layout: Layout, precision: str) -> Predicted | None:
+    def predict(self, wanted: Wanted, layout: Layout, precision: str) -> Expected | None:
         """What a layout would take here, corrected by earlier runs; None if the machine's speed is not known."""
-        on, capacity = self.hardware(layout.workers, precision), self.capacity(layout.workers)
-        if on is None or capacity is None:
+        on = self.hardware(layout.workers, precision)
+        if on is None:
             return None
         grid = Grid.of(layout)
         times = step_time(wanted.work, grid, wanted.batch, on, self.rates)
-        return Predicted(times.scaled(self.correction()), _held(wanted, layout, precision), capacity)
+        return Expected(times.scaled(self.correction()), _held(wanted, layout, precision))
 
     def correction(self) -> float:
         """What measured steps took beside predicted ones, over the last runs here."""
@@ -213,7 +212,7 @@ def _offer(machine: Machine, workers: int, price: float, on: Hardware) -> Offer:
         peaks={}, link=0.0, link_kind="", linked=workers, source="measured", date="",
     )  # fmt: skip
     return Offer(
-        cloud="this machine", machine="", accelerator=accelerator, count=workers, cores=machine.cores,
+        cloud=THIS_MACHINE, machine="", accelerator=accelerator, count=workers, cores=machine.cores,
         memory=machine.memory, region="here", price=price, spot=None, link=on.link, link_kind="", network=0.0,
         network_kind="", network_assumed=False, date=datetime.date.today(),
     )  # fmt: skip

@@ -22,6 +22,10 @@ class Machine:
     fp8: bool = False
     """The same of fp8."""
 
+    def room(self, device: str) -> int:
+        """How many workers it has room for: one for each GPU, or for each core on `cpu` and where there is no GPU."""
+        return len(self.gpus) if self.gpus and device != "cpu" else self.cores
+
     def __str__(self) -> str:
         what = f"{len(self.gpus)} × {self.gpus[0]}" if self.gpus else f"{self.cores} cores of {self.processor}"
         return f"{what}, {self.memory / 1e9:.0f} GB"

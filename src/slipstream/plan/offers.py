@@ -5,7 +5,6 @@ and keeps it in the cache folder; from then on it stands for the package's rows 
 """
 
 import datetime
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,6 +14,7 @@ from pathlib import Path
 from slipstream.job.base import nearest, shown
 from slipstream.plan.accelerators import find_accelerator, variants
 from slipstream.plan.offer_table import Offer, read_table, read_whole_table, table_text
+from slipstream.runs.cache import cache_folder
 from slipstream.runs.folder import write_text
 
 __all__ = [
@@ -60,9 +60,8 @@ def load_offers() -> tuple[Offer, ...]:
 
 
 def refreshed_table() -> Path:
-    """Where `refresh` keeps what it has read: the cache folder that the data stage uses too."""
-    own = os.environ.get("SLIPSTREAM_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "slipstream"
-    return Path(own).expanduser() / "offers.csv"
+    """Where `refresh` keeps what it has read."""
+    return cache_folder() / "offers.csv"
 
 
 def refresh(source: str | Path) -> Refreshed:

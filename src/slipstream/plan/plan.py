@@ -44,7 +44,7 @@ def make_plan(job: Job, machine: Machine, workers: int | None = None, layout: La
     """Choose what the job leaves open, for this machine; the layout too, unless it is chosen already. Raises ValueError
     where the job asks for what the machine lacks."""
     device = _device(job, machine)
-    there = len(machine.gpus) if device == "cuda" else machine.cores
+    there = machine.room(device)
     layout = layout or _choose_layout(job, there, workers)
     if device == "cuda" and layout.workers > there:
         raise ValueError(f"{layout.workers} workers need as many GPUs, and there are {there}; use --workers {there}")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from slipstream.plan.grid import Hardware
 from slipstream.plan.machine import Machine
-from slipstream.plan.offers import refreshed_table
 from slipstream.plan.rates import Rates
+from slipstream.runs.cache import cache_folder
 from slipstream.runs.folder import write_text
 
 
@@ -72,7 +72,7 @@ class Profile:
 def profile_path(machine: Machine) -> Path:
     """Where a machine's profile is kept."""
     name = re.sub(r"[^a-z0-9]+", "-", str(machine).lower()).strip("-")
-    return refreshed_table().parent / "profiles" / f"{name}.json"
+    return cache_folder() / "profiles" / f"{name}.json"
 
 
 def save_profile(profile: Profile, machine: Machine) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from slipstream.data.cache import cache_folder
+from slipstream.runs.cache import cache_folder
 from slipstream.train.models.decoder import Rotation
 
 _SHAPES = 64

@@ -95,18 +95,25 @@ class Block(nn.Module):
         return result
 
 
+class Table(nn.Embedding):
+    """Looks tokens up."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return look_up(self.weight, tokens)
+
+
 class Embed(nn.Module):
     """Token ids [B, T] to the start of the residual stream [B, T, hidden]."""
 
     def __init__(self, section: DecoderModel, vocabulary: int, context: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, section.hidden)
+        self.tokens = Table(vocabulary, section.hidden)
         self.positions = nn.Embedding(context, section.hidden) if section.positions == "learned" else None
         self.dropout = nn.Dropout(section.dropout)
         self.places = count_tokens
 
     def forward(self, inputs: Tensor) -> Tensor:
-        x: Tensor = look_up(self.tokens.weight, inputs) if type(self.tokens) is nn.Embedding else self.tokens(inputs)
+        x: Tensor = self.tokens(inputs)
         if self.positions is not None:
             x = x + self.positions(self.places(x.shape[1], x.device))
         dropped: Tensor = self.dropout(_in_stream(x))

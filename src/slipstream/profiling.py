@@ -1,0 +1,185 @@
+"""Where the time of a job goes: a few of its steps under torch's profiler, in this process, as one worker runs them."""
+
+import os
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.api import LateRefusal
+from slipstream.job import Job, dump, load_job, locate
+from slipstream.plan import Plan, make_plan, this_machine
+from slipstream.plan.here import Here
+from slipstream.plan.wanted import states_of
+from slipstream.planning import prepare_data, work_of
+from slipstream.runs import Pulse, RunFolder
+from slipstream.runs.pulse import create_pulse
+
+WARM = 6
+"""Steps before those that count: the first ones compile, and fill caches."""
+_KINDS = (
+    ("exchange", r"nccl|gloo|c10d|all_?reduce"),
+    ("attention", r"flash|fmha|sdpa|attention"),
+    ("optimiser", r"adamw|fused_?(adam|sgd|optim)|multi_tensor"),
+    ("matrix", r"nvjet|gemm|cutlass|cublas|xmma|mkldnn|(^|_|::)(add|b|baddb)?mm(_|$)|scaled_mm"),
+    ("data", r"memcpy|^data$"),
+)
+"""By what kernels and operations are called; all others are moving memory: norms, activations, sums, the loss."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of a step, and what they were for."""
+
+    layout: str
+    precision: str
+    step: float
+    kinds: dict[str, float]
+    """matrix, attention, optimiser, exchange, data, memory, idle: they add up to the step."""
+    kernels: list[tuple[str, str, int, float]]
+    """The longest: name, kind, calls in a step, seconds in a step."""
+    flops: float
+    """Of a step's products."""
+    attention_flops: float
+    update_bytes: float
+    """That an update reads and writes."""
+    peak: float | None
+    """FLOP/s that products could reach, where that is known."""
+    bandwidth: float | None
+
+
+def profile(job: str | Path, settings: Sequence[str] = (), steps: int = 4, trace: Path | None = None) -> Spent:
+    """Run a few steps of a job under the profiler. `trace` names a file for chrome://tracing or Perfetto."""
+    try:
+        loaded = _in_short(load_job(job, settings), WARM + steps + 2)
+        prepare_data(loaded, lambda _: None, str(Path.cwd()))
+        plan = make_plan(loaded, this_machine(), workers=1)
+    except LateRefusal as error:
+        raise locate(error, job, settings) from error
+    except ValueError as error:
+        raise locate(LateRefusal(loaded, str(error)), job, settings) from error
+    seconds, events = _run(loaded, plan, steps, trace)
+    return _summary(loaded, plan, seconds / steps, events, steps)
+
+
+def _in_short(job: Job, steps: int) -> Job:
+    """The same job without what comes between steps."""
+    if job.layout.tensor or job.layout.pipeline or job.layout.context or (job.layout.shard or 1) > 1:
+        raise LateRefusal(job, "layout: only the work of one worker that has the whole model is profiled; leave it out")
+    values = dump(job)
+    lengths = dict.fromkeys((*type(job.train).LENGTHS, "ramp", "sample", "evaluate"))
+    train = {key: value for key, value in {**values["train"], **lengths}.items() if value is not None}
+    values["train"] = {**train, "steps": steps}
+    values["data"] = {**values["data"], "validation": 0}
+    kept = ("micro_batch", "recompute", "offload")
+    values["layout"] = {"replicate": 1, **{key: values["layout"][key] for key in kept if values["layout"].get(key)}}
+    return Job.model_validate({**values, "checkpoint": {"every": steps}, "limits": {}})
+
+
+class _Enough(Exception):
+    """The steps that were wanted are done."""
+
+
+class _Watch(Pulse):
+    """A pulse that starts the profiler at a step and ends the run some steps later; phases get names in the trace."""
+
+    def __init__(self, path: Path, profiler: Any, synchronise: Any, steps: int) -> None:
+        self._profiler, self._synchronise = profiler, synchronise
+        self._from, self._to = WARM + 1, WARM + 1 + steps
+        self.seconds = 0.0
+        super().__init__(path, 0)
+
+    @property
+    def step(self) -> int:
+        return self._step
+
+    @step.setter
+    def step(self, number: int) -> None:
+        self._step = number
+        if number == self._from:
+            self._synchronise()
+            self._profiler.start()
+            self.seconds = -time.perf_counter()
+        elif number == self._to:
+            self._synchronise()
+            self.seconds += time.perf_counter()
+            self._profiler.stop()
+            raise _Enough
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        from torch.profiler import record_function
+
+        with super().during(phase), record_function(phase):
+            yield
+
+
+def _run(job: Job, plan: Plan, steps: int, trace: Path | None) -> tuple[float, Any]:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would tell of its start and end
+    import torch
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as watch
+
+    from slipstream.train.control import Control
+    from slipstream.train.loop import train
+    from slipstream.train.world import Seat, World
+
+    on_gpu = plan.device == "cuda"
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
+    profiler = watch(activities=activities)
+    torch.set_num_threads(plan.threads)
+    with tempfile.TemporaryDirectory(prefix="slipstream-profile-") as folder:
+        run = RunFolder.create(Path(folder) / "run", dump(job))
+        create_pulse(Path(folder) / "pulse", 1)
+        pulse = _Watch(Path(folder) / "pulse", profiler, torch.cuda.synchronize if on_gpu else lambda: None, steps)
+        with suppress(_Enough):
+            train(job, plan, run, World.join(Seat(0, 1, ""), plan.device), pulse, Control(job, 0.0), None)
+    if trace:
+        profiler.export_chrome_trace(str(trace))
+    return pulse.seconds, profiler.key_averages()
+
+
+def _summary(job: Job, plan: Plan, step: float, events: Any, steps: int) -> Spent:
+    on_gpu = plan.device == "cuda"
+    spent: Counter[str] = Counter()
+    kernels: list[tuple[str, str, int, float]] = []
+    for event in events:
+        if on_gpu != (event.device_type.name == "CUDA"):
+            continue
+        took = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6 / steps
+        kind = kind_of(event.key)
+        if took and kind:
+            spent[kind] += took
+            kernels.append((event.key, kind, event.count // steps, took))
+    kinds = {name: spent[name] for name in (*(name for name, _ in _KINDS), "memory")}
+    work = work_of(job)
+    here = Here(this_machine()).hardware(1, plan.precision if plan.precision != "fp8" else "bf16")
+    attention = 3 * float(work.attention * work.layers) * job.train.batch
+    each = 12 + 8 * states_of(job.train.optimizer)  # weight and gradient read, weight written; state read and written
+    return Spent(
+        layout=str(plan.layout),
+        precision=plan.precision,
+        step=step,
+        kinds={**kinds, "idle": max(0.0, step - sum(kinds.values()))},
+        kernels=sorted(kernels, key=lambda kernel: -kernel[-1])[:12],
+        flops=float(work.flops) * job.train.batch - attention,
+        attention_flops=attention,
+        update_bytes=each * float(work.parameters),
+        peak=float(here.peak) if here else None,
+        bandwidth=float(here.bandwidth) if here else None,
+    )
+
+
+_PHASES = ("forward", "backward", "update", "exchange", "evaluate", "checkpoint", "build")
+
+
+def kind_of(name: str) -> str | None:
+    """What a kernel or operation is for; None of what only has a name, such as a phase of the loop."""
+    if name in _PHASES or name.startswith(("ProfilerStep", "Optimizer.", "## ", "Torch-Compiled")):
+        return None
+    return next((kind for kind, pattern in _KINDS if re.search(pattern, name, re.IGNORECASE)), "memory")
