@@ -16,7 +16,7 @@ from slipstream.runs.checkpoints import Progress, read_progress
 from slipstream.train.batches import Batches, Share
 from slipstream.train.checkpoint import Checkpointer, load
 from slipstream.train.control import Control
-from slipstream.train.found import Found, Launched
+from slipstream.train.found import Found, Launched, Moment
 from slipstream.train.models import build_to_split
 from slipstream.train.parallel.split import SplitModel
 from slipstream.train.parallel.trial import Trial
@@ -75,12 +75,11 @@ def train(
         with pulse.during("update"):
             found = step.found()
             _check_finite(found, step, job)
-            recorder.lap()
         return found
 
     stopped, save = None, False
     late: Launched | None = None  # on a GPU a step is read while the next one runs
-    pulse.step = progress.step + 1
+    pulse.step, began = progress.step + 1, Moment(world.device)
     for share in batches.from_sample(progress.samples, pulse):
         losses = worker.forward_backward(share, update.scale.value)
         with pulse.during("exchange"):
@@ -88,7 +87,7 @@ def train(
             answer = control.ask(losses, world)
         with pulse.during("update"):
             updated = update.apply(share.start, share.size, answer[0])
-        step = Launched(pulse.step, share, answer, updated, losses)
+        step = Launched(pulse.step, share, began, answer, updated, losses)
         if late:
             found = settle(late)
             progress = _advance(progress, late.share, found, update)
@@ -99,7 +98,7 @@ def train(
         evaluates = batches.held_out and (last or timeline.is_due(job.train.evaluate.every, step.number))
         saves = save or bool(stopped) or last or timeline.is_due(job.checkpoint.every, step.number)
         if not (update.waits or evaluates or saves):
-            late = step
+            late, began = step, Moment(world.device)
             pulse.step += 1
             continue
         found = settle(step)
@@ -119,6 +118,7 @@ def train(
                 save = False
         if stopped and not last:
             break
+        began = Moment(world.device)
         pulse.step += 1
     with pulse.during("checkpoint"):
         checkpointer.close()

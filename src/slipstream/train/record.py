@@ -1,7 +1,6 @@
 """Recording a run: one line of metrics for each step, written by the first worker."""
 
 import math
-import time
 from typing import Any
 
 import torch
@@ -22,8 +21,6 @@ class Recorder:
     def __init__(self, run: RunFolder, facts: Facts, world: World) -> None:
         self._run, self._facts = run, facts
         self._writes, self._device = world.rank == 0, world.device
-        self._clock = time.perf_counter()
-        self._seconds = 0.0
         self._warnings = 0
 
     def start(self, parameters: int, timeline: Timeline) -> None:
@@ -37,15 +34,8 @@ class Recorder:
                 tokens=timeline.samples * self._facts.tokens_per_sample,
             )
 
-        self._clock = time.perf_counter()
-
-    def lap(self) -> None:
-        """A step's own work is done: what comes now, such as judging, does not count as its time."""
-        self._seconds = time.perf_counter() - self._clock
-
     def step(self, progress: Progress, batch: int, found: Found, judged: dict[str, float]) -> None:
         """Write one step's line."""
-        self._clock = time.perf_counter()
         if not self._writes:
             return
         line: dict[str, Any] = {
@@ -53,8 +43,8 @@ class Recorder:
             "samples": progress.samples,
             "loss": _finite(found.agreed.loss),
             "lr": found.lr,
-            "tokens_per_s": round(batch * self._facts.tokens_per_sample / self._seconds, 1),
-            "seconds": round(self._seconds, 6),
+            "tokens_per_s": round(batch * self._facts.tokens_per_sample / found.seconds, 1),
+            "seconds": round(found.seconds, 6),
         }
         if self._device.type == "cuda":
             line["memory"] = torch.cuda.max_memory_allocated(self._device)

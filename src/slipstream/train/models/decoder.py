@@ -11,7 +11,6 @@ from slipstream.data.base import Facts
 from slipstream.job import Job
 from slipstream.job.models import DecoderModel
 from slipstream.train.kernels.dtypes import working_dtype
-from slipstream.train.kernels.embedding import look_up
 from slipstream.train.kernels.linear_cross_entropy import linear_cross_entropy
 from slipstream.train.models.initial import normal_rows
 
@@ -95,19 +94,12 @@ class Block(nn.Module):
         return result
 
 
-class Table(nn.Embedding):
-    """Looks tokens up."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return look_up(self.weight, tokens)
-
-
 class Embed(nn.Module):
     """Token ids [B, T] to the start of the residual stream [B, T, hidden]."""
 
     def __init__(self, section: DecoderModel, vocabulary: int, context: int) -> None:
         super().__init__()
-        self.tokens = Table(vocabulary, section.hidden)
+        self.tokens = nn.Embedding(vocabulary, section.hidden)
         self.positions = nn.Embedding(context, section.hidden) if section.positions == "learned" else None
         self.dropout = nn.Dropout(section.dropout)
         self.places = count_tokens
