@@ -9,8 +9,8 @@ from program import slipstream
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.yaml"))
 SHORTER = {
-    "next-token": ["train.tokens=40k", "train.sample.tokens=20", "train.evaluate.every=50%"],
-    "masked-token": ["train.tokens=40k", "train.evaluate.every=50%"],
+    "next-token": ["data.validation=0.1%", "train.tokens=40k", "train.sample.tokens=20", "train.evaluate.every=50%"],
+    "masked-token": ["data.validation=0.1%", "train.tokens=40k", "train.evaluate.every=50%"],
     "classification": ["train.epochs=null", "train.samples=960"],
     "regression": ["train.epochs=2"],
     "own-model": ["train.steps=60"],

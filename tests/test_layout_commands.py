@@ -136,6 +136,6 @@ def test_a_run_goes_on_with_another_layout(job, tmp_path):
     path = tmp_path / "run/job.yaml"
     path.write_text(path.read_text().replace("budget: 0.0001", "budget: 1000.0"))
     assert slipstream("resume", "run", "--layout", "tensor=3", cwd=tmp_path).returncode == 2
-    done = slipstream("resume", "run", "--layout", "shard=2,pipeline=2", "--json", cwd=tmp_path)
+    done = slipstream("resume", "run", "--layout", "pipeline=2", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["workers"] == 4 and "pipeline: 2" in path.read_text()
+    assert json.loads(done.stdout)["workers"] == 2 and "pipeline: 2" in path.read_text()

@@ -14,7 +14,7 @@ _SHAPES = 64
 
 
 def compile_blocks(blocks: Iterable[nn.Module], rotation: Rotation | None, keep_little: bool) -> None:
-    """Let every block run compiled. With `keep_little` only what products give is kept for backward."""
+    """Let every block run compiled. With `keep_little` the compiler computes again in backward what it can."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
     import torch._dynamo.config as dynamo  # not above: it takes two seconds
     import torch._functorch.config as autograd
