@@ -54,8 +54,9 @@ LONGEST = ("one_curve", "kill", "planner", "failures", "commands", "fast", "exam
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Three processes run the tests, a file at a time: with the longest first, all end at about the same time. Tests wait
-    much of their time, for processes to start and for each other: two on two cores leave half of them idle.
+    """Three processes run the tests, a file at a time: with the longest first, all end at about the same time.
+
+    Tests wait much of their time, for processes to start and for each other: two on two cores leave half of them idle.
 
     Layouts come last, when no test that watches the clock runs beside their eight processes.
     """
