@@ -234,6 +234,9 @@ def _best_layouts(
 def _candidates(wanted: Wanted, count: int, linked: int) -> _Candidates:
     tokens, quota = int(wanted.work.tokens), min(wanted.quota, MOST_ACCELERATORS)
     columns = _layouts(wanted.splits, wanted.batch, tokens, count, linked, quota)
+    if not wanted.fixed:  # replicas that share out the optimiser's state exchange as much, hold less and update less
+        worth = (columns["replicate"] == 1) | (columns["shard"] > 1)
+        columns = {name: column[worth] for name, column in columns.items()}
     grid = _as_fixed(_with_recompute(columns, wanted.splits), wanted)
     held = memory(wanted.work, grid, wanted.batch, wanted.optimizer_states)
     modes = len(RECOMPUTE) if wanted.splits.recompute and "recompute" not in dict(wanted.fixed) else 1

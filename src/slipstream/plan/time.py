@@ -227,7 +227,7 @@ def _gradients(
 def _speed(grid: Grid, on: Hardware, rates: Rates, group: Number) -> Number:
     """Bytes a second of a collective over data workers. Those in one machine share its network as a ring does: only
     what leaves the machine counts, so a group with more members in it has more of the network."""
-    inside = np.maximum(1, np.minimum(group, on.per_node // grid.tensor))
+    inside = np.maximum(1, np.minimum(group, np.floor(on.per_node / grid.tensor)))
     network = on.network * rates.network * inside / on.per_node
     return np.where(group > inside, np.minimum(on.link * rates.link, network), on.link * rates.link)
 
