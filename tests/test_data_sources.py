@@ -167,7 +167,9 @@ def test_npy_pair() -> None:
     dataset = opened(data, "regression")
     assert dataset.facts == Facts(inputs=(1, 2, 3), outputs=2, tokens=False)
     assert dataset.fetch(np.array([2])).targets.tolist() == [[5, 6]]
-    assert dataset.fetch(np.array([2])).inputs.dtype == torch.float32
+    assert dataset.fetch(np.array([2])).inputs.dtype == torch.uint8  # the worker makes numbers of bytes
+    np.save("x.npy", np.arange(24, dtype=np.int16).reshape(4, 1, 2, 3))
+    assert opened(data, "regression").fetch(np.array([2])).inputs.dtype == torch.float32
     assert "shape (4, 2); a class is one number" in refused(data, "classification")
     np.save("y.npy", np.array([0, 1, 1]))
     assert "y.npy has 3 rows, but x.npy has 4" in refused(data, "classification")

@@ -9,6 +9,7 @@ from slipstream.data.base import IGNORED
 from slipstream.train.kernels import fp8, linear_cross_entropy
 from slipstream.train.kernels.attention import attend, attend_backward, attend_plainly, attend_plainly_backward
 from slipstream.train.optim.adamw import LeanAdamW, round_at_random
+from slipstream.train.optim.sgd import LeanSGD
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
@@ -83,6 +84,22 @@ def test_our_adamw_is_torchs(skip):
             plain.step()
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
     assert float(lean.state[ours]["step"]) == (0 if skip else 3)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_our_sgd_is_torchs(nesterov):
+    """Clipped by a factor; the first step of four is left out, and leaves nothing behind."""
+    start, gradients = random(torch.float32, 40, 3), [random(torch.float32, 40, 3) * n for n in (1, 2, 3, 4)]
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    lean = LeanSGD([ours], lr=0.1, momentum=0.9, nesterov=nesterov, fused=True)
+    plain = torch.optim.SGD([theirs], lr=0.1, momentum=0.9, nesterov=nesterov)
+    for number, gradient in enumerate(gradients):
+        ours.grad, theirs.grad = gradient.clone(), gradient * 0.5
+        lean.factor, lean.skip = torch.tensor(0.5), torch.tensor(float(number == 0))
+        lean.step()
+        if number:
+            plain.step()
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
 def test_rounding_at_random_keeps_the_mean():

@@ -1,6 +1,8 @@
 """ResNet, MLP, linear and the user's own: sizes, shapes, and what is refused."""
 
+import copy
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ from torch import nn
 from slipstream.data.base import Facts
 from slipstream.job import Job
 from slipstream.job.models import ResnetModel
+from slipstream.train.compiled import compile_model
 from slipstream.train.models import MODELS, build_model
+from slipstream.train.models.batchnorm import synchronise_batch_norm
 from slipstream.train.models.resnet import Resnet
 
 IMAGES = Facts(inputs=(1, 8, 8), outputs=10, tokens=False)
@@ -115,3 +119,19 @@ def test_the_users_own_model() -> None:
     with pytest.raises(ValueError, match=r"model.import: users_models:broken.*KeyError") as caught:
         build_model(job({"import": "users_models:broken"}, "synthetic"), ROWS)
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_a_resnet_is_compiled_without_a_break(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a compiler that only traces: what it makes of the graph is torch's affair."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    model = build_model(job({"kind": "resnet", "depth": 18, "norm": norm, "width": 4, "stem": "small"}), IMAGES)
+    synchronise_batch_norm(model)
+    images = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    plain = copy.deepcopy(model)
+    compile_model(model, [], keep_little=False)
+    torch.testing.assert_close(model(images), plain(images))
+    model(images).sum().backward()
+    plain(images).sum().backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)

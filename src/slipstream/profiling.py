@@ -18,6 +18,7 @@ from slipstream.plan.here import Here
 from slipstream.plan.wanted import states_of
 from slipstream.planning import prepare_data, work_of
 from slipstream.runs import Pulse, RunFolder
+from slipstream.runs.cache import compiler_environment
 from slipstream.runs.pulse import create_pulse
 
 WARM = 6
@@ -120,7 +121,8 @@ class _Watch(Pulse):
 
 
 def _run(job: Job, plan: Plan, steps: int, trace: Path | None) -> tuple[float, Any]:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would tell of its start and end
+    for name, value in {**compiler_environment(), "KINETO_LOG_LEVEL": "99"}.items():  # it would tell of start and end
+        os.environ.setdefault(name, value)
     import torch
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as watch

@@ -34,7 +34,7 @@ class Batch:
     """Some samples, fetched together. The first dimension of both tensors is the sample."""
 
     inputs: "torch.Tensor"
-    """Token ids (int64) or numbers (float32)."""
+    """Token ids (int64) or numbers (float32, or bytes)."""
     targets: "torch.Tensor"
     """Token ids or classes (int64, IGNORED where nothing is to be predicted), or numbers (float32)."""
 

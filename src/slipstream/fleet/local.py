@@ -15,6 +15,7 @@ from slipstream.fleet.scratch import Scratch
 from slipstream.job import Job
 from slipstream.plan import Plan
 from slipstream.runs import RunFolder, create_pulse, read_pulse
+from slipstream.runs.cache import compiler_environment
 
 _TICK = 0.05
 _GRACE = 2.0
@@ -95,6 +96,7 @@ class LocalFleet:
             "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
             "OMP_NUM_THREADS": str(self._plan.threads),
             "TOKENIZERS_PARALLELISM": "false",
+            **compiler_environment(),
             **(KEEP_MEMORY if self._plan.device == "cpu" else {}),
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in [self._home, *sys.path] if path),

@@ -6,7 +6,7 @@ from typing import Literal
 from slipstream.job import Job
 from slipstream.job.base import Section
 from slipstream.job.job import OFFLOAD_ON_CPU
-from slipstream.job.models import DecoderModel
+from slipstream.job.models import DecoderModel, ResnetModel
 from slipstream.plan.fit import misfits, nearest_layouts
 from slipstream.plan.layout import Layout
 from slipstream.plan.machine import ANY_MACHINE, Machine
@@ -72,8 +72,11 @@ def _compile(job: Job, device: Literal["cpu", "cuda"], layout: Layout) -> bool:
 
 
 def _against_compiling(job: Job, layout: Layout) -> str | None:
+    if isinstance(job.model, ResnetModel):
+        exchanges = job.model.norm == "batch" and layout.workers > 1
+        return "batch norm over several workers exchanges in the middle, which is not compiled" if exchanges else None
     if not isinstance(job.model, DecoderModel):
-        return "only the blocks of decoders are compiled"
+        return "only decoders and resnets are compiled"
     if job.model.dropout:
         return "dropout whose masks belong to samples is not compiled"
     if layout.tensor > 1 or layout.context > 1:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -65,11 +66,10 @@ def read_progress(path: Path) -> Progress:
 
 def seal(path: Path, progress: Progress) -> None:
     """Write the manifest, which makes the checkpoint a whole one."""
-    files = {
-        file.name: {"bytes": file.stat().st_size, "sha256": _checksum(file)}
-        for file in sorted(path.iterdir())
-        if file.name != MANIFEST
-    }
+    names = sorted(file for file in path.iterdir() if file.name != MANIFEST)
+    with ThreadPoolExecutor() as pool:
+        sums = list(pool.map(_checksum, names))
+    files = {file.name: {"bytes": file.stat().st_size, "sha256": sha} for file, sha in zip(names, sums, strict=True)}
     write_text(path / MANIFEST, json.dumps({"progress": asdict(progress), "files": files}, indent=1))
 
 

@@ -113,9 +113,13 @@ class Batches:
     def _prepare(self, batch: Batch, positions: np.ndarray) -> Batch:
         if self._mask_id is not None:
             batch = tasks.hide_tokens(batch, positions, self._job, self._dataset.facts.outputs, self._mask_id)
-        if batch.inputs.is_floating_point():
-            batch = Batch(batch.inputs.to(weight_dtype(self._plan)), batch.targets)
         return batch
+
+
+def as_model_takes(inputs: Tensor, job: Job, plan: Plan) -> Tensor:
+    """Numbers in the precision of the weights. Bytes of our sources are numbers too; a user's dataset may mean else."""
+    numbers = inputs.is_floating_point() or (inputs.dtype == torch.uint8 and not isinstance(job.data, ImportData))
+    return inputs.to(weight_dtype(plan)) if numbers else inputs
 
 
 def seed_everything(seed: int, position: int) -> None:

@@ -12,9 +12,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from slipstream.runs.checkpoints import Progress, prune, seal
+from slipstream.train.mirror import Mirror
 from slipstream.train.parallel.parts import Box
 from slipstream.train.parallel.split import SplitModel
 from slipstream.train.world import World
+
+_FILES = 4
+"""That a worker with a GPU writes at once: one alone takes half a minute for a billion parameters and their state."""
 
 
 class CheckpointError(RuntimeError):
@@ -78,23 +82,29 @@ def _state(model: SplitModel, optimizer: Optimizer) -> dict[str, Any]:
     return state
 
 
-def _copy(value: Any) -> Any:
-    return value.on_cpu() if isinstance(value, Box) else value.detach().to("cpu", copy=True)
-
-
 class Checkpointer:
     """Writes checkpoints in a thread of its own, one at a time, and keeps the newest few."""
 
     def __init__(self, folder: Path, keep: int, world: World) -> None:
         self._folder, self._keep, self._world = folder, keep, world
+        self._files = _FILES if world.device.type == "cuda" else 1
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: Future[Path] | None = None
+        self._pending: Future[None] | None = None
+        self._mirror = Mirror(world.device)
+
+    def prepare(self, model: SplitModel, optimizer: Optimizer) -> None:
+        """Make room for copies of the state, while training goes on."""
+        self._pending = self._thread.submit(self._mirror.prepare, _state(model, optimizer))
 
     def save(self, progress: Progress, model: SplitModel, optimizer: Optimizer) -> None:
         """Copy the state, which takes a moment, and write the copy while training goes on."""
         self.wait()
-        copies = {key: _copy(value) for key, value in _state(model, optimizer).items()}
+        copies = self._mirror.copy(_state(model, optimizer))
         self._pending = self._thread.submit(self._write, progress, copies)
+
+    def hold(self) -> None:
+        """Called before weights change: what is being copied stays as it is until it is copied."""
+        self._mirror.hold()
 
     def check(self) -> None:
         """Raise if the write in the background has failed."""
@@ -116,8 +126,10 @@ class Checkpointer:
         """Finish writing."""
         self.wait()
         self._thread.shutdown()
+        self._mirror.close()
 
-    def _write(self, progress: Progress, state: dict[str, Any]) -> Path:
+    def _write(self, progress: Progress, state: dict[str, Any]) -> None:
+        self._mirror.wait()
         dcp = _dcp()
         path = self._folder / f"step-{progress.step:08d}"
         if self._world.rank == 0 and path.exists():
@@ -125,7 +137,7 @@ class Checkpointer:
         self._world.wait_for_all(self._world.checkpoint_group)  # nobody writes into what is being removed
         dcp.save(
             state,
-            storage_writer=dcp.FileSystemWriter(path, overwrite=True),
+            storage_writer=dcp.FileSystemWriter(path, overwrite=True, thread_count=self._files),
             process_group=self._world.checkpoint_group,
             no_dist=self._world.size == 1,
         )
@@ -133,7 +145,6 @@ class Checkpointer:
         if self._world.rank == 0:
             seal(path, progress)
             prune(self._folder, self._keep)
-        return path
 
 
 def _explain(error: BaseException, folder: Path) -> str:

@@ -1,26 +1,29 @@
 """Compiling the blocks of a model: they are alike, so one is compiled and all use it. The result is kept on disk."""
 
-import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from slipstream.runs.cache import cache_folder
-from slipstream.train.models.decoder import Rotation
+from slipstream.train.models.decoder import Decoder
+from slipstream.train.models.resnet import Resnet
 
 _SHAPES = 64
 """Most shapes of a batch that are compiled for: a ramp goes through several, and judging has its own."""
 
 
-def compile_blocks(blocks: Iterable[nn.Module], rotation: Rotation | None, keep_little: bool) -> None:
+def compile_model(model: nn.Module, blocks: Sequence[nn.Module], keep_little: bool) -> None:
     """Let every block run compiled. With `keep_little` the compiler computes again in backward what it can."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
     import torch._dynamo.config as dynamo  # not above: it takes two seconds
     import torch._functorch.config as autograd
 
     dynamo.recompile_limit, autograd.aggressive_recomputation = _SHAPES, keep_little
+    if isinstance(model, Resnet):
+        blocks = [model.stem, *model.blocks]
+    if isinstance(model, Decoder):
+        model.finish = torch.compile(model.finish, dynamic=False, fullgraph=True)  # type: ignore[method-assign]
+        if rotation := model.rotation:
+            for block in blocks:
+                block.register_forward_pre_hook(lambda _, inputs: rotation.prepare(inputs[0].shape[1], inputs[0]))
     for block in blocks:
-        if rotation is not None:
-            block.register_forward_pre_hook(lambda _, inputs: rotation.prepare(inputs[0].shape[1], inputs[0]))
         block.forward = torch.compile(block.forward, dynamic=False, fullgraph=True)

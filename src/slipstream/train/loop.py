@@ -1,5 +1,6 @@
 """The loop: the whole life of a job on one page. It runs on every worker."""
 
+import gc
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,15 +80,20 @@ def train(
 
     stopped, save = None, False
     late: Launched | None = None  # on a GPU a step is read while the next one runs
-    pulse.step, began = progress.step + 1, Moment(world.device)
+    pulse.step = first = progress.step + 1
+    began = Moment(world.device)
     for share in batches.from_sample(progress.samples, pulse):
         losses = worker.forward_backward(share, update.scale.value)
         with pulse.during("exchange"):
             model.exchange.finish()
             answer = control.ask(losses, world)
         with pulse.during("update"):
+            checkpointer.hold()
             updated = update.apply(share.start, share.size, answer[0])
         step = Launched(pulse.step, share, began, answer, updated, losses)
+        if pulse.step == first:
+            checkpointer.prepare(model, update.optimizer)
+            gc.freeze()  # what has been made by now stays: no need to look through it again and again
         if late:
             found = settle(late)
             progress = _advance(progress, late.share, found, update)

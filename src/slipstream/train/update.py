@@ -9,7 +9,7 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 
 from slipstream.job.train import Train
 from slipstream.train.optim import build_optimizer, is_matrix, step
-from slipstream.train.optim.adamw import LeanAdamW
+from slipstream.train.optim.lean import Lean
 from slipstream.train.optim.offload import Offload
 from slipstream.train.optim.schedules import batch_factor, rate
 from slipstream.train.parallel.split import SplitModel
@@ -45,7 +45,7 @@ class Update:
     @property
     def waits(self) -> bool:
         """Whether an update must know what the device has found before it can be done: then nothing runs ahead."""
-        return self.scale.active or not isinstance(self.optimizer, LeanAdamW)
+        return self.scale.active or not isinstance(self.optimizer, Lean)
 
     def apply(self, seen: int, batch: int, loss: Tensor) -> Updated:
         """Update the weights from their gradients, and forget the gradients. `loss` is that of all workers."""
@@ -57,7 +57,7 @@ class Update:
         skip = self._skip(loss, norm)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        if isinstance(self.optimizer, LeanAdamW) and not self.waits:
+        if isinstance(self.optimizer, Lean) and not self.waits:
             self.optimizer.skip, self.optimizer.factor = skip, self._factor(norm)
             self._step()
         elif not skip:

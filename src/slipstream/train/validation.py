@@ -26,7 +26,7 @@ def judge(worker: Worker, fetch: Fetch, samples: np.ndarray, beat: Callable[[], 
         for first in range(mine.start, mine.start + rounds * at_once, at_once):
             numbers = samples[first : min(first + at_once, mine.stop)]
             batch = fetch(numbers if len(numbers) else samples[:1])
-            inputs, targets = (model.own_tokens(part).to(world.device) for part in (batch.inputs, batch.targets))
+            inputs, targets = (worker.here(model.own_tokens(part)) for part in (batch.inputs, batch.targets))
             judged = worker.judge(inputs, targets)
             if judged is not None and model.counts and len(numbers):
                 loss, right = judged

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +11,13 @@ from slipstream.job import Job
 from slipstream.plan import Plan
 from slipstream.runs import Pulse
 from slipstream.train import tasks
-from slipstream.train.batches import MicroBatch, Share, seed_everything
+from slipstream.train.batches import MicroBatch, Share, as_model_takes, seed_everything
 from slipstream.train.kernels.attention import use_fastest
 from slipstream.train.models import is_built_in
 from slipstream.train.models.batchnorm import synchronise_batch_norm
 from slipstream.train.models.decoder import Decoder
 from slipstream.train.models.dropout import own_dropout
+from slipstream.train.models.resnet import Resnet
 from slipstream.train.parallel.split import SplitModel
 from slipstream.train.parallel.tensor import VocabularyHead
 from slipstream.train.precision import autocast, compute_dtype
@@ -44,9 +46,10 @@ class Worker:
 
     def forward_backward(self, share: Share, scale: float) -> Tensor:
         """Leave the gradients of the batch's mean loss; return this worker's part of it for each micro-batch."""
-        micro_batches = [self._own(micro) for micro in share.micro_batches]
-        weight = tasks.weight_of_batch(self.job, share.size) or self._agree_on_weight(micro_batches)
-        losses = (self._through_pipeline if self.model.pipeline else self._one_by_one)(micro_batches, weight, scale)
+        own = [self._own(micro) for micro in share.micro_batches]
+        weight = tasks.weight_of_batch(self.job, share.size) or self._agree_on_weight(own)
+        here = [replace(micro, inputs=self.here(micro.inputs), targets=self.here(micro.targets)) for micro in own]
+        losses = (self._through_pipeline if self.model.pipeline else self._one_by_one)(here, weight, scale)
         if not losses or not self.model.counts:
             return torch.zeros(len(losses), device=self.world.device)
         return torch.stack(losses)
@@ -110,15 +113,19 @@ class Worker:
         return [value.detach() / scale for value in losses]
 
     def _own(self, micro: MicroBatch) -> MicroBatch:
-        """This worker's part of the sequences, where it computes."""
-        inputs, targets = (self._here(self.model.own_tokens(part)) for part in (micro.inputs, micro.targets))
-        return MicroBatch(inputs, targets, micro.positions, micro.indices)
+        """This worker's part of the sequences."""
+        inputs, targets = (self.model.own_tokens(part) for part in (micro.inputs, micro.targets))
+        return replace(micro, inputs=inputs, targets=targets)
 
-    def _here(self, samples: Tensor) -> Tensor:
-        """On this worker's device; what computes there is not waited for."""
-        if self.world.device.type == "cpu":
-            return samples
-        return samples.pin_memory().to(self.world.device, non_blocking=True)
+    def here(self, samples: Tensor) -> Tensor:
+        """On this worker's device, as the model takes them; what computes there is not waited for."""
+        on_gpu = self.world.device.type == "cuda"
+        if on_gpu:
+            samples = samples.pin_memory().to(self.world.device, non_blocking=True)
+        samples = as_model_takes(samples, self.job, self.plan)
+        if on_gpu and isinstance(self.model.whole, Resnet) and samples.dim() == 4:
+            return samples.contiguous(memory_format=torch.channels_last)  # what cuDNN's fastest convolutions want
+        return samples
 
     @contextmanager
     def _around(self, positions: Tensor) -> Iterator[None]:

@@ -23,9 +23,9 @@ def _overwrite(scores, targets, losses, row_length, classes, ignored, BLOCK: tl.
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, classes, BLOCK):
         x = tl.load(here + start + columns, mask=start + columns < classes, other=-3e38).to(tl.float32)
-        above = tl.maximum(highest, x)
-        total = total * tl.exp(highest - above) + tl.exp(x - above)
-        highest = above
+        lower = tl.exp(-tl.abs(x - highest))  # one exponential, of whichever is the lower
+        total = tl.where(x > highest, total * lower + 1.0, total + lower)
+        highest = tl.maximum(highest, x)
     top = tl.max(highest, 0)
     log_sum = top + tl.log(tl.sum(total * tl.exp(highest - top), 0))
     tl.store(losses + row, tl.where(counts, log_sum - score, 0.0))

@@ -16,6 +16,7 @@ from slipstream.train.models.initial import normal_rows
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From queries [B, heads, T, size], keys and values [B, kv_heads, T, size] to what is attended to, like the queries."""
+_ROOT = math.sqrt(2 / math.pi)
 _STD = 0.02  # of the initial weights, in GPT-2 and Llama alike
 
 
@@ -71,11 +72,18 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
-            inner = F.gelu(self.up(x), approximate="tanh")  # what GPT-2 was trained with
+            inner = _gelu(self.up(x))
         else:
             inner = F.silu(self.gate(x)) * self.up(x)
         added: Tensor = self.dropout(self.down(inner))
         return added
+
+
+def _gelu(x: Tensor) -> Tensor:
+    """GELU by tanh, as GPT-2 was trained with. (1 + tanh u) / 2 is sigmoid(2u), for which less code is made."""
+    if torch.compiler.is_compiling():
+        return x * torch.sigmoid(2 * _ROOT * (x + 0.044715 * x * x * x))
+    return F.gelu(x, approximate="tanh")
 
 
 class Block(nn.Module):
@@ -141,11 +149,15 @@ class Decoder(nn.Module):
         x = self.embed(inputs)
         for block in self.blocks:
             x = block(x)
-        x = self.norm(x)
+        x = self.finish(x)
         if targets is not None:
             return linear_cross_entropy(x.flatten(0, 1), self.head.weight, targets.flatten())
         logits: Tensor = self.head(x)
         return logits
+
+    def finish(self, x: Tensor) -> Tensor:
+        """The last norm, in the precision of the stream."""
+        return _in_stream(self.norm(x))
 
     def initial(self, name: str, shape: torch.Size, rows: range) -> Tensor:
         """Some rows of a parameter's first value, by the name and shape that it has in the whole model.

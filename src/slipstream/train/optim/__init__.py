@@ -11,20 +11,27 @@ from slipstream.job.train import Adam, AdamW, Lamb, Lars, Momentum, Nesterov, Sg
 from slipstream.train.optim.adamw import LeanAdamW
 from slipstream.train.optim.lamb import LAMB
 from slipstream.train.optim.lars import LARS
+from slipstream.train.optim.sgd import LeanSGD
 from slipstream.train.optim.trust import Norm
 
 AnyOptimizer = Sgd | Momentum | Nesterov | Adam | AdamW | Lars | Lamb
 Groups = list[dict[str, Any]]
 
 OPTIMIZERS: dict[type[AnyOptimizer], Callable[[Groups, Any, Norm], torch.optim.Optimizer]] = {
-    Sgd: lambda groups, o, _: torch.optim.SGD(groups, lr=o.lr, fused=True),
-    Momentum: lambda groups, o, _: torch.optim.SGD(groups, lr=o.lr, momentum=o.momentum, fused=True),
-    Nesterov: lambda groups, o, _: torch.optim.SGD(groups, lr=o.lr, momentum=o.momentum, nesterov=True, fused=True),
+    Sgd: lambda groups, o, _: _sgd(groups)(groups, lr=o.lr, fused=True),
+    Momentum: lambda groups, o, _: _sgd(groups)(groups, lr=o.lr, momentum=o.momentum, fused=True),
+    Nesterov: lambda groups, o, _: _sgd(groups)(groups, lr=o.lr, momentum=o.momentum, nesterov=True, fused=True),
     Adam: lambda groups, o, _: _adamw(groups, o),
     AdamW: lambda groups, o, _: _adamw(groups, o),
     Lars: lambda groups, o, norm: LARS(groups, o.lr, o.momentum, o.weight_decay, o.trust, norm),
     Lamb: lambda groups, o, norm: LAMB(groups, o.lr, o.betas, o.eps, o.weight_decay, norm),
 }
+
+
+def _sgd(groups: Groups) -> type[torch.optim.SGD]:
+    """Ours on a GPU; its kernel clips in fp32 only."""
+    weight: nn.Parameter = groups[0]["params"][0]
+    return LeanSGD if weight.is_cuda and weight.dtype == torch.float32 else torch.optim.SGD
 
 
 def _adamw(groups: Groups, setting: Any) -> torch.optim.Optimizer:

@@ -7,18 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.train.optim.lean import Lean
 
-class LeanAdamW(torch.optim.Optimizer):
+
+class LeanAdamW(Lean, torch.optim.Optimizer):
     """The state is named as torch's own is, so that a run may go on with either."""
 
     def __init__(
         self, params: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float, state: torch.dtype
     ) -> None:
         self._dtype = state
-        self.factor: Tensor | None = None
-        """What gradients are multiplied by, on their device."""
-        self.skip: Tensor | None = None
-        """Not zero where this step is to leave everything as it is, on the same device."""
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
     @torch.no_grad()

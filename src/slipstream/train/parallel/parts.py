@@ -92,9 +92,9 @@ class Box(Tensor):
         """Of the whole tensor."""
         return self._shape
 
-    def on_cpu(self) -> "Box":
-        """A copy that nobody changes."""
-        return Box.of(self.tensor.to("cpu", copy=True), self._shape, self._offset)
+    def with_tensor(self, tensor: Tensor) -> "Box":
+        """The same piece, held elsewhere."""
+        return Box.of(tensor, self._shape, self._offset)
 
     def __create_write_items__(self, fqn: str, _object: Any) -> list[Any]:
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties

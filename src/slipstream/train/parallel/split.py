@@ -12,7 +12,7 @@ from slipstream.job import Job
 from slipstream.job.models import HuggingFaceModel, ImportModel
 from slipstream.plan import Plan
 from slipstream.plan.stages import balance
-from slipstream.train.compiled import compile_blocks
+from slipstream.train.compiled import compile_model
 from slipstream.train.exchange import Exchange, build_exchange
 from slipstream.train.exchange.base import Sum
 from slipstream.train.kernels.fp8 import use_fp8
@@ -51,8 +51,7 @@ class SplitModel:
         if plan.precision == "fp8":
             use_fp8(blocks)
         if plan.compile:
-            rotation = model.rotation if isinstance(model, Decoder) else None
-            compile_blocks(blocks, rotation, keep_little=layout.recompute == "selective")
+            compile_model(model, blocks, keep_little=layout.recompute == "selective")
         if layout.recompute == "full" or (layout.recompute == "selective" and not plan.compile):
             recompute_blocks(blocks, layout.recompute, keys)
         self.pipeline = self._cut(pieces, costs, device, around) if layout.pipeline > 1 else None

@@ -9,8 +9,9 @@ from slipstream.data.base import Dataset
 from slipstream.job import Job
 from slipstream.job.models import HuggingFaceModel, ImportModel
 from slipstream.plan import Plan
+from slipstream.train.batches import as_model_takes
 from slipstream.train.parallel.split import SplitModel
-from slipstream.train.precision import autocast, weight_dtype
+from slipstream.train.precision import autocast
 
 _TOLERANCE = {"fp64": 1e-6, "fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 2e-2, "fp8": 5e-2}
 """How far outputs may be apart, as a part of the largest."""
@@ -25,7 +26,7 @@ class Trial:
         if not split or not isinstance(job.model, ImportModel | HuggingFaceModel):
             return
         inputs = dataset.fetch(np.array([0, min(1, len(dataset) - 1)])).inputs.to(device)
-        self._inputs = inputs.to(weight_dtype(plan)) if inputs.is_floating_point() else inputs
+        self._inputs = as_model_takes(inputs, job, plan)
         first, second = self._forward(model), self._forward(model)
         if torch.equal(first, second):  # a model that draws random numbers even here cannot be compared
             self._expected = first
