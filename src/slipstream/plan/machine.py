@@ -1,10 +1,13 @@
-"""What this machine is: cores, memory, GPUs. Cheap to ask: torch is loaded only where there is a GPU to ask about."""
+"""What this machine is: cores, memory, GPUs. Cheap to ask: torch is loaded only where nobody else can tell."""
 
 import os
 import platform
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
+
+from slipstream.plan.driver import Gpu, ask_driver
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,18 @@ def _memory() -> int:
 
 
 def _gpus() -> tuple[tuple[str, ...], bool, bool]:
-    if not Path("/dev/nvidiactl").exists():
+    if not Path("/dev/nvidiactl").exists() or version("torch").endswith("+cpu"):
         return (), False, False
+    # Which ones, and in what order, are torch's to say where somebody has chosen among them or they differ.
+    gpus = None if "CUDA_VISIBLE_DEVICES" in os.environ else ask_driver()
+    if gpus is None or len(set(gpus)) > 1:
+        gpus = _ask_torch()
+    least = min((capability for _, capability in gpus), default=(0, 0))
+    return tuple(name for name, _ in gpus), least >= (8, 0), least >= (8, 9)
+
+
+def _ask_torch() -> list[Gpu]:
     import torch
 
-    if not torch.cuda.is_available():
-        return (), False, False
-    names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-    fp8 = torch.cuda.get_device_capability() >= (8, 9)
-    return names, torch.cuda.is_bf16_supported(including_emulation=False), fp8
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return [(torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)) for index in gpus]

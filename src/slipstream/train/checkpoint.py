@@ -94,7 +94,7 @@ class Checkpointer:
 
     def prepare(self, model: SplitModel, optimizer: Optimizer) -> None:
         """Make room for copies of the state, while training goes on."""
-        self._pending = self._thread.submit(self._mirror.prepare, _state(model, optimizer))
+        self._pending = self._thread.submit(self._mirror.prepare, _state(model, optimizer), pause=0.02)
 
     def save(self, progress: Progress, model: SplitModel, optimizer: Optimizer) -> None:
         """Copy the state, which takes a moment, and write the copy while training goes on."""

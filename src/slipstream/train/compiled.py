@@ -1,6 +1,8 @@
 """Compiling the blocks of a model: they are alike, so one is compiled and all use it. The result is kept on disk."""
 
 from collections.abc import Sequence
+from importlib import import_module
+from threading import Thread
 
 import torch
 from torch import nn
@@ -12,9 +14,14 @@ _SHAPES = 64
 """Most shapes of a batch that are compiled for: a ramp goes through several, and judging has its own."""
 
 
+def wake_compiler() -> None:
+    """Load torch's compiler, which takes seconds, while the model is being built."""
+    Thread(target=import_module, args=("torch._inductor.compile_fx",), daemon=True).start()
+
+
 def compile_model(model: nn.Module, blocks: Sequence[nn.Module], keep_little: bool) -> None:
     """Let every block run compiled. With `keep_little` the compiler computes again in backward what it can."""
-    import torch._dynamo.config as dynamo  # not above: it takes two seconds
+    import torch._dynamo.config as dynamo  # not above: not every run compiles
     import torch._functorch.config as autograd
 
     dynamo.recompile_limit, autograd.aggressive_recomputation = _SHAPES, keep_little

@@ -1,6 +1,7 @@
 """A copy of a worker's tensors in main memory, made while the GPU computes on."""
 
 import mmap
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -22,11 +23,13 @@ class Mirror:
         self._arrived: torch.cuda.Event | None = None
         self._pinned: dict[str, Tensor] = {}
 
-    def prepare(self, state: State) -> None:
-        """Have the memory at hand: it takes the system seconds to give so much of it."""
+    def prepare(self, state: State, pause: float = 0.0) -> None:
+        """Have the memory at hand: it takes the system seconds to give so much of it. The driver launches nothing while
+        it pins; so with a pause after each."""
         for key, value in state.items():
             if isinstance(value, Box) and value.tensor.is_cuda and key not in self._pinned:
                 self._pinned[key] = _pinned_like(value.tensor)
+                time.sleep(pause)
 
     def copy(self, state: State) -> dict[str, Any]:
         """Copies of these tensors. Boxes of a GPU are complete once `wait` returns."""

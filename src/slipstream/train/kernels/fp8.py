@@ -47,6 +47,8 @@ class _Linear(torch.autograd.Function):
 
 def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """x [a, b] in fp8, the same as [b, a], and what to multiply either by to have x again."""
+    if x.is_cuda:
+        x = x.bfloat16()  # of fp32 the kernel below gave NaN in the turned copy, in Triton 3.6
     scale = x.abs().amax().float().clamp(min=1e-12) / torch.finfo(dtype).max
     if x.is_cuda:
         from slipstream.train.kernels.fp8_cast import cast_both_ways
