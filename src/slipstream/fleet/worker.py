@@ -99,6 +99,10 @@ def run_rank(run: RunFolder, seat: "Seat", restore: Path | None, pulse: Pulse) -
     plan = Plan.model_validate(yaml.safe_load(run.plan.read_text()))
     import torch
 
+    from slipstream.train.compiled import wake_compiler
+
+    if plan.compile:
+        wake_compiler()
     from slipstream.train.control import Control
     from slipstream.train.loop import train
     from slipstream.train.world import World

@@ -1,5 +1,6 @@
 """Compiling the blocks of a model: they are alike, so one is compiled and all use it. The result is kept on disk."""
 
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 from threading import Thread
@@ -10,13 +11,24 @@ from torch import nn
 from slipstream.train.models.decoder import Decoder
 from slipstream.train.models.resnet import Resnet
 
+_SHORT = 1e-4
+"""Seconds after which a thread gives the interpreter to another one."""
 _SHAPES = 64
 """Most shapes of a batch that are compiled for: a ramp goes through several, and judging has its own."""
 
 
 def wake_compiler() -> None:
     """Load torch's compiler, which takes seconds, while the model is being built."""
-    Thread(target=import_module, args=("torch._inductor.compile_fx",), daemon=True).start()
+
+    def load() -> None:
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(_SHORT)  # who makes weights asks for the interpreter often, and would wait each time
+        try:
+            import_module("torch._inductor.compile_fx")
+        finally:
+            sys.setswitchinterval(before)
+
+    Thread(target=load, daemon=True).start()
 
 
 def compile_model(model: nn.Module, blocks: Sequence[nn.Module], keep_little: bool) -> None:

@@ -16,7 +16,6 @@ from slipstream.runs import Pulse, RunFolder
 from slipstream.runs.checkpoints import Progress, read_progress
 from slipstream.train.batches import Batches, Share
 from slipstream.train.checkpoint import Checkpointer, load
-from slipstream.train.compiled import wake_compiler
 from slipstream.train.control import Control
 from slipstream.train.found import Found, Launched, Moment
 from slipstream.train.models import build_to_split
@@ -56,8 +55,6 @@ def train(
 ) -> Trained:
     """Build, restore; for each batch: forward, backward, exchange, update, record; now and then evaluate and save."""
     with pulse.during("build"):
-        if plan.compile:
-            wake_compiler()
         set_matrix_precision(plan)
         dataset = open_dataset(job)
         batches = Batches(job, plan, dataset, world.rank)

@@ -11,7 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slipstream.runs.cache import cache_folder
+from slipstream.runs.folder import append_line, read_lines
+
 aten: Any = torch.ops.aten
+_KERNELS = {"flash": torch.backends.cuda.enable_flash_sdp, "cudnn": torch.backends.cuda.enable_cudnn_sdp}
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
@@ -79,22 +83,31 @@ def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
 
 
 def use_fastest(queries: tuple[int, ...], kv_heads: int, dtype: torch.dtype, device: torch.device) -> str:
-    """Measure once which of torch's fused kernels is the fastest at causal attention of these queries [B, heads, T,
-    size], forward and backward, and let torch use that one from now on. On Hopper cuDNN's takes 2/3 of the time."""
-    kernels = {"flash": torch.backends.cuda.enable_flash_sdp, "cudnn": torch.backends.cuda.enable_cudnn_sdp}
+    """Let torch use the fastest of its fused kernels for causal attention of these queries [B, heads, T, size], forward
+    and backward: measured once, and remembered. On Hopper cuDNN's takes 2/3 of the time of flash."""
+    what = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {queries}, {kv_heads}, {dtype}"
+    memory = cache_folder() / "attention.jsonl"
+    known = {line["what"]: line["kernel"] for line in (read_lines(memory) if memory.exists() else ())}
+    fastest: str = known.get(what) or _measure(queries, kv_heads, dtype, device)
+    if what not in known:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        append_line(memory, {"what": what, "kernel": fastest})
+    for name, enable in _KERNELS.items():
+        enable(name == fastest)
+    return fastest
+
+
+def _measure(queries: tuple[int, ...], kv_heads: int, dtype: torch.dtype, device: torch.device) -> str:
     batch, _, length, size = queries
     q = torch.randn(queries, dtype=dtype, device=device, requires_grad=True)
     k, v = (torch.randn(batch, kv_heads, length, size, dtype=dtype, device=device, requires_grad=True) for _ in "kv")
     took: dict[str, float] = {}
-    for name in kernels:
-        for other, enable in kernels.items():
+    for name in _KERNELS:
+        for other, enable in _KERNELS.items():
             enable(other == name)
         with suppress(RuntimeError):  # not every kernel takes every shape
             took[name] = min(_seconds(q, k, v) for _ in range(4))
-    fastest = min(took, key=lambda name: took[name], default="flash")
-    for name, enable in kernels.items():
-        enable(name == fastest)
-    return fastest
+    return min(took, key=lambda name: took[name], default="flash")
 
 
 def _seconds(q: Tensor, k: Tensor, v: Tensor) -> float:

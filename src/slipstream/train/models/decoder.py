@@ -30,6 +30,20 @@ def count_tokens(length: int, device: torch.device) -> Tensor:
     return torch.arange(length, device=device)
 
 
+class Linear(nn.Linear):
+    """Without torch's first values: the decoder has its own."""
+
+    def reset_parameters(self) -> None:
+        """Nothing yet."""
+
+
+class Embedding(nn.Embedding):
+    """The same for tables."""
+
+    def reset_parameters(self) -> None:
+        """Nothing yet."""
+
+
 class Attention(nn.Module):
     """Causal self-attention; groups of query heads may share a key and value head (arXiv 2305.13245)."""
 
@@ -43,8 +57,8 @@ class Attention(nn.Module):
         self.attend: Attend = attend_causally
         # One projection for all three: 10 to 20 % faster than three on a CPU at hidden 256. Its rows are ordered by
         # groups, each its queries, its key and its value, so that any number of whole groups can stand alone.
-        self.qkv = nn.Linear(section.hidden, kv_heads * (self.queries + 2) * self.size, section.bias)
-        self.out = nn.Linear(section.hidden, section.hidden, section.bias)
+        self.qkv = Linear(section.hidden, kv_heads * (self.queries + 2) * self.size, section.bias)
+        self.out = Linear(section.hidden, section.hidden, section.bias)
         self.dropout = nn.Dropout(section.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,9 +79,9 @@ class FeedForward(nn.Module):
     def __init__(self, section: DecoderModel) -> None:
         super().__init__()
         gated = section.activation == "swiglu"
-        self.gate = nn.Linear(section.hidden, section.inner, section.bias) if gated else None
-        self.up = nn.Linear(section.hidden, section.inner, section.bias)
-        self.down = nn.Linear(section.inner, section.hidden, section.bias)
+        self.gate = Linear(section.hidden, section.inner, section.bias) if gated else None
+        self.up = Linear(section.hidden, section.inner, section.bias)
+        self.down = Linear(section.inner, section.hidden, section.bias)
         self.dropout = nn.Dropout(section.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,8 +121,8 @@ class Embed(nn.Module):
 
     def __init__(self, section: DecoderModel, vocabulary: int, context: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, section.hidden)
-        self.positions = nn.Embedding(context, section.hidden) if section.positions == "learned" else None
+        self.tokens = Embedding(vocabulary, section.hidden)
+        self.positions = Embedding(context, section.hidden) if section.positions == "learned" else None
         self.dropout = nn.Dropout(section.dropout)
         self.places = count_tokens
 
@@ -135,7 +149,7 @@ class Decoder(nn.Module):
         self.embed = Embed(section, vocabulary, context)
         self.blocks = nn.ModuleList(Block(section, self.rotation) for _ in range(section.layers))
         self.norm = _norm(section)
-        self.head = nn.Linear(section.hidden, vocabulary, bias=False)
+        self.head = Linear(section.hidden, vocabulary, bias=False)
         if section.tied:
             self.head.weight = self.embed.tokens.weight
         self._seed = torch.initial_seed()

@@ -119,7 +119,8 @@ def own_dropout(model: nn.Module, seed: int) -> SampleKeys:
     keys = SampleKeys()
     found = [(name, part) for name, part in model.named_modules(remove_duplicate=False) if type(part) is nn.Dropout]
     for layer, (name, part) in enumerate(found):
-        model.set_submodule(name, SampleDropout(part.p, seed, layer, keys, name).train(part.training))
+        if part.p:
+            model.set_submodule(name, SampleDropout(part.p, seed, layer, keys, name).train(part.training))
     return keys
 
 
