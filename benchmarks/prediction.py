@@ -40,7 +40,7 @@ def compare(profile: Profile, jobs: tuple[Shape, ...], rounds: int) -> list[dict
             console.print(f"{turn + 1}/{rounds * len(jobs)}  {jobs[index]}", style="dim")
             workers = make_plan(made[index], this_machine()).layout.workers
             runs[index].append(measure_step(made[index], workers, Path(folder) / str(turn)))
-        predictions = [predict_step(job, profile, profile.fitted) for job in made]
+        predictions = [predict_step(job, profile, this_machine()) for job in made]
     return [
         {"job": shape, "measured": min(taken), "runs": taken, "predicted": given, "error": given / min(taken) - 1}
         for shape, taken, given in zip(jobs, runs, predictions, strict=True)

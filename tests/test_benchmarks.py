@@ -57,3 +57,15 @@ def test_a_missing_peer_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(cpu_train, "installed", lambda _: None)
     assert cpu_train.choose_sides(["slipstream", "plain", "hf"]) == ["slipstream", "plain"]
     assert "hf is left out: transformers, accelerate not installed" in capsys.readouterr().out
+
+
+def test_gpu_sides_are_compared_in_short_on_a_cpu(tmp_path: Path) -> None:
+    record = run("gpu_train.py", out=tmp_path / "gpu_train.json")
+    compared = {result["side"]: result for result in record["results"]}
+    assert set(compared) == {"slipstream", "plain"}
+    for result in compared.values():
+        assert result["per_s"] > 0 and result["utilisation"] >= 0 and result["first_step_s"] > 0
+        assert result["memory_gb"] is None  # only a GPU tells
+        assert result["last_loss"] < result["first_loss"]
+    ours, plain = compared["slipstream"], compared["plain"]
+    assert ours["ratio"] == 1 and plain["ratio"] == pytest.approx(ours["per_s"] / plain["per_s"], abs=1e-3)

@@ -37,6 +37,7 @@ from slipstream.plan.search import Splits, Wanted, feasible, pareto, search
 from slipstream.plan.time import step_time
 from slipstream.plan.wanted import decoder_of, wanted_of
 from slipstream.plan.work import work_of_decoder
+from slipstream.planning import work_of
 from slipstream.train.dry_run import dry_run
 from slipstream.train.measured import measured_work
 
@@ -108,6 +109,37 @@ def test_state_bytes_are_those_of_a_dry_run(layout, tied):
     assert work is not None
     predicted = memory(work, Grid.of(chosen), 256, 2)
     assert float(predicted.state) == pytest.approx(held, rel=0.01)
+
+
+def test_measured_steps_of_an_h200_are_predicted():
+    """Jobs that the probe had not seen, with the profile that comes with the package."""
+    machine = Machine("", cores=16, memory=135_000_000_000, gpus=("NVIDIA H200",), bf16=True, fp8=True)
+    with (Path(__file__).parent / "data" / "h200_steps.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    seconds, bytes_held = [], []
+    for row in rows:
+        job = measured_job(row)
+        chosen = make_plan(job, machine)
+        expected = Here(machine).predict(wanted_of(job, work_of(job), 1), chosen.layout, chosen.precision)
+        assert expected
+        seconds.append(expected.step / float(row["seconds"]) - 1)
+        bytes_held.append(float(expected.memory.total - expected.memory.reserve) / float(row["memory"]) - 1)
+    for errors, typical in ((np.abs(seconds), 0.06), (np.abs(bytes_held), 0.06)):
+        assert np.median(errors) < typical and errors.max() < 0.15, list(
+            zip([row["name"] for row in rows], errors, strict=True)
+        )
+
+
+def measured_job(row: dict[str, str]) -> Job:
+    def given(*names: str) -> dict[str, Any]:
+        return {name: int(row[name]) if row[name].isdigit() else row[name] for name in names if row[name]}
+
+    shape = ("preset", "layers", "hidden", "heads", "kv_heads", "feed_forward", "activation", "vocabulary")
+    data = {"source": "tokens.npy", "tokens": True, **given("sequence", "vocabulary")}
+    train = {**given("batch", "precision"), "steps": 9, "optimizer": {"name": "adamw", "lr": 1e-4, **given("state")}}
+    layout = {"replicate": 1, **given("micro_batch", "recompute")}
+    model = {"kind": "decoder", **given(*shape)}
+    return Job.model_validate({"name": "h200", "model": model, "data": data, "train": train, "layout": layout})
 
 
 def test_the_work_of_any_module_is_measured_without_memory():

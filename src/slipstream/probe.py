@@ -1,6 +1,7 @@
 """Probing this machine: what its matrices, memory and workers' exchange can do, and what our program makes of it."""
 
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,20 +16,23 @@ from slipstream.api import train
 from slipstream.job import Job
 from slipstream.job.data import TokenData
 from slipstream.job.models import DecoderModel
-from slipstream.plan import Machine, make_plan, this_machine
+from slipstream.plan import Machine, Plan, make_plan, this_machine
+from slipstream.plan.accelerators import find_accelerator
 from slipstream.plan.calibrate import fit_rates
 from slipstream.plan.grid import Grid
 from slipstream.plan.profile import Profile
 from slipstream.plan.rates import Rates, fitted_rates
 from slipstream.plan.time import step_time
 from slipstream.plan.work import work_of_decoder
+from slipstream.rehearsal import Until, rehearse
 from slipstream.runs import RunFolder, read_lines
+from slipstream.runs.cache import compiler_environment
 
 STEPS = 16
 _UNSTEADY = 3
 """First steps that are not counted."""
 Shape = tuple[int, int, int, int, int, str]
-"""Layers, width, tokens, vocabulary, batch, layout."""
+"""Layers, width, tokens, vocabulary, batch, layout (and precision)."""
 CPU_SHAPES: tuple[Shape, ...] = (
     (2, 64, 64, 256, 4, ""),
     (8, 64, 32, 256, 8, ""),
@@ -45,13 +49,14 @@ CPU_SHARED: tuple[Shape, ...] = (
     (4, 192, 128, 4096, 16, "pipeline=2,micro_batch=8"),
 )
 GPU_SHAPES: tuple[Shape, ...] = (
-    (4, 256, 256, 4096, 8, ""),
-    (8, 512, 512, 8192, 8, ""),
-    (4, 1024, 1024, 32000, 8, ""),
-    (4, 2048, 2048, 32000, 4, ""),
-    (2, 4096, 2048, 32000, 2, ""),
-    (4, 1024, 4096, 32000, 4, ""),
+    (24, 256, 256, 8192, 8, ""),  # these two wait for the processor
+    (4, 512, 512, 8192, 16, ""),
+    (8, 1024, 1024, 32000, 16, ""),
+    (4, 2048, 4096, 32000, 4, ""),
+    (2, 4096, 2048, 128256, 8, ""),  # mostly head
+    (4, 1024, 8192, 8192, 4, ""),  # mostly attention
 )
+FP8_SHAPES: tuple[Shape, ...] = ((8, 2048, 2048, 32000, 8, "precision=fp8"), (2, 4096, 4096, 32000, 4, "precision=fp8"))
 _PRODUCTS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "cuda": ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 8192, 8192)),
     "cpu": ((64, 64, 64), (256, 256, 256), (1024, 1024, 1024), (1024, 256, 256)),
@@ -61,6 +66,7 @@ FITTED = (
     "matrix_16", "matrix_start", "attention", "stream_traffic", "inner_traffic", "launch", "loss_traffic",
     "optimizer_bytes", "step",
 )  # fmt: skip
+FITTED_FP8 = ("matrix_8",)
 FITTED_SHARED = ("link", "link_latency", "gradients_hidden", "tensor_hidden", "network_latency")
 
 
@@ -78,14 +84,25 @@ def probe(say: Callable[[str], None]) -> Profile:
         say("other programs are computing here: what is measured now is not this machine alone; probe again later")
     workers = machine.room("auto")
     say("exchange between two workers") if workers > 1 else None
-    link, latency = _exchange(device) if workers > 1 else (1e9, 1e-3)
+    link, latency = _exchange(device) if workers > 1 else (_link(machine), fitted_rates().link_latency)
     memory = torch.cuda.mem_get_info()[1] if machine.gpus else machine.memory
     profile = Profile(
         str(machine), device, datetime.now(UTC).date().isoformat(), torch.__version__, machine.cores, memory, peaks,
         bandwidth, operation, link, latency, products, asdict(_first_rates(operation, latency)), [],
     )  # fmt: skip
-    shapes = GPU_SHAPES if device == "cuda" else CPU_SHAPES + (CPU_SHARED if workers > 1 else ())
-    return _fit(profile, list(_measure(shapes, machine, say)))
+    if device == "cuda":
+        measured = _measure_gpu(GPU_SHAPES + (FP8_SHAPES if machine.fp8 else ()), machine, say)
+    else:
+        measured = _measure(CPU_SHAPES + (CPU_SHARED if workers > 1 else ()), machine, say)
+    return fit(profile, list(measured), machine)
+
+
+def _link(machine: Machine) -> float:
+    """Of the GPU's data sheet, where there is no second worker to measure it with."""
+    try:
+        return find_accelerator(machine.gpus[0] if machine.gpus else "").link
+    except ValueError:
+        return 1e9
 
 
 def _first_rates(operation: float, latency: float) -> Rates:
@@ -99,6 +116,8 @@ def _peaks(torch: Any, machine: Machine, device: str) -> tuple[dict[str, float],
     peaks: dict[str, float] = {}
     products: list[tuple[int, int, int, float]] = []
     kinds = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    if machine.fp8:
+        kinds["fp8"] = torch.float8_e4m3fn
     ways = kinds if device == "cuda" else {str(count): torch.float32 for count in sorted({1, machine.cores})}
     before = torch.get_num_threads()
     for name, dtype in ways.items():
@@ -108,15 +127,20 @@ def _peaks(torch: Any, machine: Machine, device: str) -> tuple[dict[str, float],
         found = [(*shape, _rate(torch, shape, dtype, device)) for shape in _PRODUCTS[device]]
         # On a CPU what counts is how much threads help with products of the size that small models have.
         peaks[name] = max(rate for *_, rate in found) if device == "cuda" else found[-1][-1]
-        products = found
+        products = products if name == "fp8" else found
     torch.set_num_threads(before)
     return peaks, products
 
 
 def _rate(torch: Any, shape: tuple[int, int, int], dtype: Any, device: str) -> float:
     m, n, k = shape
-    a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(k, n, device=device).to(dtype)
-    return float(2 * m * n * k / _timed(torch, lambda: a @ b, device))
+    a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(n, k, device=device).to(dtype).T
+    from slipstream.train.kernels.fp8 import multiply
+
+    one = torch.ones((), device=device)
+    fp8 = dtype == torch.float8_e4m3fn
+    product = (lambda: multiply(a, b.T, one, one, torch.bfloat16)) if fp8 else (lambda: a @ b)
+    return float(2 * m * n * k / _timed(torch, product, device))
 
 
 def _bandwidth(torch: Any, device: str) -> float:
@@ -160,8 +184,6 @@ def _exchange(device: str) -> tuple[float, float]:
 
 
 def _reduce(rank: int, folder: str, device: str, results: Any) -> None:
-    import os
-
     import torch
     import torch.distributed as dist
 
@@ -195,7 +217,8 @@ def probe_job(shape: Shape, folder: Path) -> Job:
     if not path.exists():
         np.save(path, np.random.default_rng(0).integers(0, vocabulary, 200_000).astype(np.int32))
     pairs = (pair.split("=") for pair in layout.split(",") if pair)
-    chosen = {key: int(value) if value.isdigit() else value for key, value in pairs} or {"replicate": 1}
+    chosen = {key: int(value) if value.isdigit() else value for key, value in pairs}
+    precision = chosen.pop("precision", "auto")
     return Job.model_validate(
         {
             "name": "probe",
@@ -206,9 +229,10 @@ def probe_job(shape: Shape, folder: Path) -> Job:
                 "batch": batch,
                 "optimizer": {"name": "adamw", "lr": 1e-4},
                 "clip": {"norm": 1.0},
+                "precision": precision,
             },
             "checkpoint": {"every": STEPS, "keep": 1},
-            "layout": chosen,
+            "layout": chosen or {"replicate": 1},
         }
     )
 
@@ -225,6 +249,25 @@ def _measure(shapes: tuple[Shape, ...], machine: Machine, say: Callable[[str], N
         yield from ((job, min(both)) for job, both in zip(jobs, seconds, strict=True))
 
 
+def _measure_gpu(
+    shapes: tuple[Shape, ...], machine: Machine, say: Callable[[str], None]
+) -> Iterator[tuple[Job, float]]:
+    """In this process: a GPU does not tire of starting, but it takes ten seconds each time."""
+    for name, value in compiler_environment().items():
+        os.environ.setdefault(name, value)
+    with tempfile.TemporaryDirectory(prefix="slipstream-probe-") as folder:
+        for number, shape in enumerate(shapes, 1):
+            say(f"training steps, {number} of {len(shapes)}")
+            job = probe_job(shape, Path(folder))
+            yield job, rehearse_step(job, machine)
+
+
+def rehearse_step(job: Job, machine: Machine) -> float:
+    """Seconds of a step, the median of the steady ones, in this process."""
+    lines = rehearse(job, make_plan(job, machine), lambda path: Until(path, STEPS - 1))
+    return float(np.median([line["seconds"] for line in lines[_UNSTEADY:]]))
+
+
 def measure_step(job: Job, workers: int, folder: Path) -> float:
     """Seconds of a step, the median of the steady ones."""
     train(job, workers=workers, run_dir=folder)
@@ -232,14 +275,14 @@ def measure_step(job: Job, workers: int, folder: Path) -> float:
     return float(np.median([line["seconds"] for line in lines[_UNSTEADY:]]))
 
 
-def predict_step(job: Job, profile: Profile, rates: Rates) -> float:
-    """What the planner says of a decoder's step on this machine."""
-    return _predictor(job, profile)(rates)
+def predict_step(job: Job, profile: Profile, machine: Machine) -> float:
+    """What the planner says of a decoder's step on a machine with this profile."""
+    return _predictor(job, profile, machine)(profile.fitted)
 
 
-def _predictor(job: Job, profile: Profile) -> Callable[[Rates], float]:
+def _predictor(job: Job, profile: Profile, machine: Machine) -> Callable[[Rates], float]:
     """The same for any constants: a fit asks thousands of times."""
-    plan = make_plan(job, this_machine())
+    plan = make_plan(job, machine)
     assert isinstance(job.model, DecoderModel), "the probe's jobs are decoders"
     assert isinstance(job.data, TokenData), "and their data are tokens"
     work = work_of_decoder(job.model, job.data.vocabulary, job.data.sequence)
@@ -248,26 +291,27 @@ def _predictor(job: Job, profile: Profile) -> Callable[[Rates], float]:
     return lambda rates: float(step_time(work, grid, batch, on, rates).total)
 
 
-def _fit(profile: Profile, measured: list[tuple[Job, float]]) -> Profile:
+def fit(profile: Profile, measured: list[tuple[Job, float]], machine: Machine) -> Profile:
+    """The profile with constants that give these steps."""
     seconds = np.array([each for _, each in measured])
-    shared = any(make_plan(job, this_machine()).layout.workers > 1 for job, _ in measured)
-    names = FITTED + (FITTED_SHARED if shared else ())
-
-    predictors = [_predictor(job, profile) for job, _ in measured]
+    plans = [make_plan(job, machine) for job, _ in measured]
+    names = FITTED + (FITTED_SHARED if any(plan.layout.workers > 1 for plan in plans) else ())
+    names += FITTED_FP8 if any(plan.precision == "fp8" for plan in plans) else ()
+    predictors = [_predictor(job, profile, machine) for job, _ in measured]
 
     def predict(rates: Rates) -> Any:
         return np.array([predict_one(rates) for predict_one in predictors])
 
     rates = fit_rates(profile.fitted, names, predict, seconds)
     steps = [
-        (_describe(job), float(took), float(given)) for (job, took), given in zip(measured, predict(rates), strict=True)
+        (_describe(job, plan), float(took), float(given))
+        for (job, took), plan, given in zip(measured, plans, predict(rates), strict=True)
     ]
     return Profile(**{**asdict(profile), "rates": asdict(rates), "steps": steps})
 
 
-def _describe(job: Job) -> str:
+def _describe(job: Job, plan: Plan) -> str:
     model = job.model
     assert isinstance(model, DecoderModel), "the probe's jobs are decoders"
-    layout = make_plan(job, this_machine()).layout
     size = f"{model.layers} × {model.hidden}, {job.train.batch} × {job.data.sequence} tokens"  # type: ignore[union-attr]
-    return f"{size}, {layout}"
+    return f"{size}, {plan.layout}, {plan.precision}"

@@ -2,11 +2,10 @@
 
 import os
 import re
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ from slipstream.plan import Plan, make_plan, this_machine
 from slipstream.plan.here import Here
 from slipstream.plan.wanted import states_of
 from slipstream.planning import prepare_data, work_of
-from slipstream.runs import Pulse, RunFolder
+from slipstream.rehearsal import Until, rehearse
 from slipstream.runs.cache import compiler_environment
-from slipstream.runs.pulse import create_pulse
 
 WARM = 6
 """Steps before those that count: the first ones compile, and fill caches."""
@@ -82,35 +80,25 @@ def _in_short(job: Job, steps: int) -> Job:
     return Job.model_validate({**values, "checkpoint": {"every": steps}, "limits": {}})
 
 
-class _Enough(Exception):
-    """The steps that were wanted are done."""
-
-
-class _Watch(Pulse):
-    """A pulse that starts the profiler at a step and ends the run some steps later; phases get names in the trace."""
+class _Watch(Until):
+    """Starts the profiler at a step and ends the run some steps later; phases get names in the trace."""
 
     def __init__(self, path: Path, profiler: Any, synchronise: Any, steps: int) -> None:
         self._profiler, self._synchronise = profiler, synchronise
-        self._from, self._to = WARM + 1, WARM + 1 + steps
+        self._from = WARM + 1
         self.seconds = 0.0
-        super().__init__(path, 0)
+        super().__init__(path, WARM + steps)
 
-    @property
-    def step(self) -> int:
-        return self._step
-
-    @step.setter
-    def step(self, number: int) -> None:
-        self._step = number
+    def reached(self, number: int) -> None:
         if number == self._from:
             self._synchronise()
             self._profiler.start()
             self.seconds = -time.perf_counter()
-        elif number == self._to:
+        elif number > self._last:
             self._synchronise()
             self.seconds += time.perf_counter()
             self._profiler.stop()
-            raise _Enough
+        super().reached(number)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -127,23 +115,19 @@ def _run(job: Job, plan: Plan, steps: int, trace: Path | None) -> tuple[float, A
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as watch
 
-    from slipstream.train.control import Control
-    from slipstream.train.loop import train
-    from slipstream.train.world import Seat, World
-
     on_gpu = plan.device == "cuda"
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
     profiler = watch(activities=activities)
-    torch.set_num_threads(plan.threads)
-    with tempfile.TemporaryDirectory(prefix="slipstream-profile-") as folder:
-        run = RunFolder.create(Path(folder) / "run", dump(job))
-        create_pulse(Path(folder) / "pulse", 1)
-        pulse = _Watch(Path(folder) / "pulse", profiler, torch.cuda.synchronize if on_gpu else lambda: None, steps)
-        with suppress(_Enough):
-            train(job, plan, run, World.join(Seat(0, 1, ""), plan.device), pulse, Control(job, 0.0), None)
+    pulses: list[_Watch] = []
+
+    def pulse(path: Path) -> _Watch:
+        pulses.append(_Watch(path, profiler, torch.cuda.synchronize if on_gpu else lambda: None, steps))
+        return pulses[0]
+
+    rehearse(job, plan, pulse)
     if trace:
         profiler.export_chrome_trace(str(trace))
-    return pulse.seconds, profiler.key_averages()
+    return pulses[0].seconds, profiler.key_averages()
 
 
 def _summary(job: Job, plan: Plan, step: float, events: Any, steps: int) -> Spent:
@@ -160,7 +144,7 @@ def _summary(job: Job, plan: Plan, step: float, events: Any, steps: int) -> Spen
             kernels.append((event.key, kind, event.count // steps, took))
     kinds = {name: spent[name] for name in (*(name for name, _ in _KINDS), "memory")}
     work = work_of(job)
-    here = Here(this_machine()).hardware(1, plan.precision if plan.precision != "fp8" else "bf16")
+    here = Here(this_machine()).hardware(1, plan.precision)
     attention = 3 * float(work.attention * work.layers) * job.train.batch
     each = 12 + 8 * states_of(job.train.optimizer)  # weight and gradient read, weight written; state read and written
     return Spent(

@@ -65,6 +65,11 @@ def micro_batches(grid: Grid, batch: Number) -> Number:
     return np.ceil(np.ceil(batch / grid.data) / grid.micro_batch)
 
 
+def compiles(grid: Grid) -> Number:
+    """Where blocks can be compiled: they must not exchange in their middle."""
+    return (grid.tensor == 1) & (grid.context == 1)
+
+
 @dataclass(frozen=True)
 class Hardware:
     """What a worker computes on and talks over."""
@@ -120,11 +125,19 @@ class Style:
     score_bytes: Number = 8
     """Held for each of the head's scores while the loss is taken, in all copies."""
     score_rows: Number = math.inf
-    """Tokens whose scores are held at once, where a worker has the whole model."""
+    """Tokens whose scores are held at once, where a worker has the whole model; then each score is held once, as long
+    as `kept_bytes`, and the head's weights are there as long as that too."""
+    compiled: Number = 0
+    """1 where a compiler makes kernels of whole blocks: it keeps less of what is between their products, but also the
+    weights, as long as products take them."""
+    waits: Number = 1
+    """1 where a step is waited for before the next one is launched."""
+    product_bytes: Number = 2
+    """Of a weight as products take it."""
 
 
-OURS = Style(stream_bytes=2, score_rows=4096)
-"""Slipstream's own program, in bf16."""
+OURS = Style(stream_bytes=2, score_rows=4096, compiled=1, waits=0)
+"""Slipstream's own program, in bf16 on a GPU."""
 
 
 def hardware_of(offer: Offer, precision: str) -> Hardware:

@@ -14,8 +14,8 @@ from slipstream.plan.layout import Layout
 from slipstream.plan.machine import Machine
 from slipstream.plan.memory import Memory, memory
 from slipstream.plan.offer_table import Offer
-from slipstream.plan.profile import load_profile, profile_path
-from slipstream.plan.rates import Rates, fitted_rates
+from slipstream.plan.profile import load_profile, our_rates, profile_path
+from slipstream.plan.rates import Rates
 from slipstream.plan.search import (
     Found,
     Kind,
@@ -50,15 +50,18 @@ class Expected:
         return float(self.times.total)
 
 
-def style_of(precision: str) -> Style:
+def style_of(precision: str, on_gpu: bool = True) -> Style:
     """Our program in a precision: in 32 and 64 bits what is kept is as long as the weights, and so is fp16's stream."""
+    ours = replace(OURS, compiled=int(on_gpu))
+    if precision == "fp8":
+        return replace(ours, product_bytes=1)
     if precision == "fp16":
-        return replace(OURS, stream_bytes=4)
+        return replace(ours, stream_bytes=4)
     longer = {"fp32": 4, "tf32": 4, "fp64": 8}.get(precision)
     if longer is None:
-        return OURS
+        return ours
     names = ("gradient_bytes", "weight_bytes", "stored_weight", "kept_bytes", "stream_bytes")
-    return replace(OURS, **dict.fromkeys(names, longer))
+    return replace(ours, product_bytes=0, **dict.fromkeys(names, longer))  # products take the weights themselves
 
 
 class Here:
@@ -81,10 +84,11 @@ class Here:
         sheet = self._sheet
         if sheet is None or precision not in sheet.peaks:
             return None
+        short = precision in ("fp8", "int8")
         return Hardware(
             peak=sheet.peaks[precision],
-            bits=16,
-            peak_16=sheet.peaks[precision],
+            bits=8 if short else 16,
+            peak_16=sheet.peaks["bf16" if short else precision],
             memory=float(sheet.memory),
             bandwidth=sheet.bandwidth,
             link=sheet.link,
@@ -95,7 +99,7 @@ class Here:
     @property
     def rates(self) -> Rates:
         """The planner's constants here."""
-        return self.profile.fitted if self.profile else fitted_rates()
+        return self.profile.fitted if self.profile else our_rates()
 
     def capacity(self, workers: int) -> float | None:
         """Bytes that a worker may hold."""
@@ -111,7 +115,7 @@ class Here:
             return None
         grid = Grid.of(layout)
         times = step_time(wanted.work, grid, wanted.batch, on, self.rates)
-        return Expected(times.scaled(self.correction()), _held(wanted, layout, precision))
+        return Expected(times.scaled(self.correction()), self._held(wanted, layout, precision))
 
     def correction(self) -> float:
         """What measured steps took beside predicted ones, over the last runs here."""
@@ -132,7 +136,7 @@ class Here:
     def refuse_if_too_large(self, wanted: Wanted, layout: Layout, precision: str) -> None:
         """Raise ValueError if a layout cannot fit, with what it would hold and the smallest change that helps."""
         capacity = self.capacity(layout.workers)
-        held = _held(wanted, layout, precision)
+        held = self._held(wanted, layout, precision)
         if capacity is None or _LIKELY * float(held.total) <= capacity:
             return
         table = ", ".join(f"{name} {float(value) / 1e9:,.2f}" for name, value in vars(held).items() if value)
@@ -157,10 +161,19 @@ class Here:
         both = {"recompute": "full", "micro_batch": 1} if wanted.splits.recompute else {"micro_batch": 1}
         tries.append((", ".join(f"layout.{k}={v}" for k, v in both.items()), layout.model_copy(update=both)))
         for words, changed in tries:
-            held = float(_held(wanted, changed, precision).total)
+            held = float(self._held(wanted, changed, precision).total)
             if held <= capacity:
                 return f"it fits with {words}: {held / 1e9:,.1f} GB"
         return "no layout of as many workers helps; use more of them, or a smaller model"
+
+    def _style(self, precision: str) -> Style:
+        return style_of(precision, on_gpu=bool(self.machine.gpus))
+
+    def _held(self, wanted: Wanted, layout: Layout, precision: str) -> Memory:
+        style = self._style(precision)
+        held = memory(wanted.work, Grid.of(layout), wanted.batch, wanted.optimizer_states, style)
+        held = Memory(**{field.name: float(getattr(held, field.name)) for field in fields(Memory)})
+        return replace(held, optimizer=0.0) if layout.offload == "optimizer" else held
 
     def search(self, wanted: Wanted, workers: int, price: float) -> Found:
         """The best layouts here, of so many workers and of fewer."""
@@ -173,7 +186,7 @@ class Here:
             if on is None or precision is None:
                 continue
             grid = layouts_for(wanted, count)
-            held = memory(wanted.work, grid, wanted.batch, wanted.optimizer_states, style_of(precision))
+            held = memory(wanted.work, grid, wanted.batch, wanted.optimizer_states, self._style(precision))
             evaluated += np.size(grid.tensor)
             capacity = self.capacity(count) or 0
             fitting = np.flatnonzero(held.total <= capacity)
@@ -188,12 +201,6 @@ class Here:
             corrected = seconds.scaled(self.correction())
             prospects.append(prospect(wanted, kind, (offer, False), 1, layout_of(chosen), corrected, bytes_held))
         return Found(prospects, refused, evaluated)
-
-
-def _held(wanted: Wanted, layout: Layout, precision: str) -> Memory:
-    held = memory(wanted.work, Grid.of(layout), wanted.batch, wanted.optimizer_states, style_of(precision))
-    held = Memory(**{field.name: float(getattr(held, field.name)) for field in fields(Memory)})
-    return replace(held, optimizer=0.0) if layout.offload == "optimizer" else held
 
 
 def _data_sheet(machine: Machine) -> Accelerator | None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipstream.plan.grid import OURS, Grid, Style, micro_batches
+from slipstream.plan.grid import OURS, Grid, Style, compiles, micro_batches
 from slipstream.plan.stages import most_parameters
 from slipstream.plan.work import Number, Work
 
@@ -89,13 +89,15 @@ def _gathered(work: Work, grid: Grid, held: Number) -> Number:
 def _activations(work: Work, grid: Grid, batch: Number, style: Style) -> tuple[Number, Number]:
     tokens = work.tokens * grid.micro_batch / grid.context
     along = np.where(style.sequence, grid.tensor, 1)
+    compiled = style.compiled * compiles(grid)
     block = tokens * (
         (style.stream_bytes / along + style.kept_bytes / np.where(style.keeps_gathered, 1, along))
         * work.kept_stream
         / 2
         + (1 - np.asarray(style.fused)) * work.stream * 2 / along  # masks of dropout
-        + style.kept_bytes * work.kept_inside / grid.tensor
+        + style.kept_bytes * (work.kept_inside - compiled * work.fused) / grid.tensor
     )
+    weights = compiled * style.product_bytes * work.block_parameters
     scores = 5 * tokens * work.tokens * work.heads / grid.tensor * (work.attention > 0)
     unfused = block + scores
     start = tokens * style.stream_bytes * work.stream / along
@@ -103,14 +105,19 @@ def _activations(work: Work, grid: Grid, batch: Number, style: Style) -> tuple[N
         style.stream_bytes * 2 * work.stream / along + style.kept_bytes * work.products_inside / grid.tensor
     )
     fused = np.asarray(style.fused) > 0
-    whole = np.where(fused, block, unfused)
+    whole = np.where(fused, block, unfused) + weights
     selective = np.where(fused, products, block)
     kept = np.where(grid.recompute == 0, whole, np.where(grid.recompute == 1, selective, start))
     once = np.where(grid.recompute == 0, 0.0, whole)  # the block that is being computed again
     layers = np.ceil(work.layers / grid.pipeline)
     whole_model = (grid.tensor == 1) & (grid.pipeline == 1)
-    scored = np.where(whole_model, np.minimum(tokens, style.score_rows), tokens)
-    head = style.score_bytes * scored * work.outputs / grid.tensor
+    some = style.kept_bytes * np.minimum(tokens, style.score_rows) * work.outputs
+    weights_of_head = sum(part.n * part.k for part in work.head)
+    # Gradients of the head, and of a table that is the same, come as new tensors to be added to those that are there.
+    added = 2 * style.gradient_bytes * (micro_batches(grid, batch) > 1)
+    by_rows = whole_model & np.isfinite(style.score_rows)
+    ours = some + (style.kept_bytes + added) * weights_of_head
+    head = np.where(by_rows, ours, style.score_bytes * tokens * work.outputs) / grid.tensor
     first = layers * kept * _in_flight(grid, batch) + once
     last = layers * kept * np.where(grid.first_in_first_out, micro_batches(grid, batch), 1) + once + head
     at_the_end = (grid.pipeline == 1) | (last > first)

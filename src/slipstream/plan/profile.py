@@ -2,9 +2,12 @@
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
+from slipstream.plan.accelerators import find_accelerator
 from slipstream.plan.grid import Hardware
 from slipstream.plan.machine import Machine
 from slipstream.plan.rates import Rates
@@ -56,10 +59,11 @@ class Profile:
             bandwidth = self.bandwidth * crowded
         else:
             peak, memory, bandwidth = self.peaks[precision], float(self.memory), self.bandwidth
+        short = precision in ("fp8", "int8")
         return Hardware(
             peak=peak,
-            bits=16,
-            peak_16=peak,
+            bits=8 if short else 16,
+            peak_16=self.peaks["bf16"] if short else peak,
             memory=memory,
             bandwidth=bandwidth,
             link=self.link,
@@ -71,8 +75,7 @@ class Profile:
 
 def profile_path(machine: Machine) -> Path:
     """Where a machine's profile is kept."""
-    name = re.sub(r"[^a-z0-9]+", "-", str(machine).lower()).strip("-")
-    return cache_folder() / "profiles" / f"{name}.json"
+    return cache_folder() / "profiles" / f"{_slug(str(machine))}.json"
 
 
 def save_profile(profile: Profile, machine: Machine) -> Path:
@@ -84,12 +87,43 @@ def save_profile(profile: Profile, machine: Machine) -> Path:
 
 
 def load_profile(machine: Machine) -> Profile | None:
-    """This machine's profile, if `slipstream probe` was run here. Raises ValueError if it is damaged."""
+    """This machine's profile, if `slipstream probe` was run here, or that of its GPU, if it comes with the package.
+    Raises ValueError if it is damaged."""
     path = profile_path(machine)
-    if not path.exists():
-        return None
+    if path.exists():
+        return _read(path, path.read_text())
+    return packaged_profile(machine.gpus[0]) if len(set(machine.gpus)) == 1 else None
+
+
+def packaged_profile(gpu: str) -> Profile | None:
+    """What was measured on one GPU of this name, if it comes with the package."""
+    file = files("slipstream.plan") / "tables" / "profiles" / f"{_slug(gpu)}.json"
+    return _read(Path(str(file)), file.read_text()) if file.is_file() else None
+
+
+@cache
+def our_rates() -> Rates:
+    """The planner's constants for our program on rented GPUs: measured on one H200, as parts of its data sheet. What
+    one GPU cannot tell, links and networks, is as in published results."""
+    measured, sheet = packaged_profile("NVIDIA H200"), find_accelerator("H200")
+    assert measured, "it comes with the package"
+    rates, part = measured.fitted, measured.peaks["bf16"] / sheet.peaks["bf16"]
+    return replace(
+        rates,
+        matrix_16=rates.matrix_16 * part,
+        matrix_8=rates.matrix_8 * measured.peaks["fp8"] / sheet.peaks["fp8"],
+        attention=rates.attention * part,
+        bandwidth=rates.bandwidth * measured.bandwidth / sheet.bandwidth,
+    )
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _read(path: Path, text: str) -> Profile:
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(text)
         for name in ("products", "steps"):  # JSON has lists only
             values[name] = [tuple(row) for row in values[name]]
         return Profile(**values)

@@ -36,6 +36,9 @@ class Rates:
     """The same for what is between the products of the feed-forward part."""
     unfused_traffic: float
     """How much more both are in programs that fuse no element-wise operations."""
+    eager_traffic: float
+    """The same in a program that compiles its blocks, on layouts where it cannot. Not fitted: the traffic of published
+    programs over that of our compiled blocks."""
     bandwidth: float
     """Part of the memory's bandwidth that such operations reach."""
     launch: float

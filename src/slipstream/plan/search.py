@@ -17,7 +17,8 @@ from slipstream.plan.grid import RECOMPUTE, SHARDED, Grid, Hardware, hardware_of
 from slipstream.plan.layout import Layout
 from slipstream.plan.memory import Memory, memory
 from slipstream.plan.offer_table import Offer
-from slipstream.plan.rates import Rates, fitted_rates
+from slipstream.plan.profile import our_rates
+from slipstream.plan.rates import Rates
 from slipstream.plan.time import Times, step_time
 from slipstream.plan.work import Work
 
@@ -164,7 +165,7 @@ def search(
     fitting = cache(lambda count, linked, room: _fitting(candidates(count, linked), room))
     for kind in kinds(offers, wanted.precisions):
         shape = (kind.offers[0].count, int(kind.on.per_node))
-        best = _best_layouts(wanted, kind, fitting(*shape, _ROOM * kind.on.memory), rates or fitted_rates())
+        best = _best_layouts(wanted, kind, fitting(*shape, _ROOM * kind.on.memory), rates or our_rates())
         evaluated += np.size(candidates(*shape).total)
         if not best:
             refused.append(shortfall(kind, candidates(*shape).held, _ROOM * kind.on.memory))

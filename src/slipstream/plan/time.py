@@ -7,11 +7,11 @@ part. A pipeline adds the time in which stages wait (Narayanan et al. 2021, arXi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slipstream.plan.grid import OURS, Grid, Hardware, Style, micro_batches
+from slipstream.plan.grid import OURS, Grid, Hardware, Style, compiles, micro_batches
 from slipstream.plan.rates import Rates
 from slipstream.plan.work import Number, Product, Work
 
@@ -97,9 +97,18 @@ def step_time(work: Work, grid: Grid, batch: Number, on: Hardware, rates: Rates,
         "bubble": (grid.pipeline - 1) / grid.stages * (evenly + handed),
         "gradients": _gradients(work, grid, on, rates, style, stage, count),
         "optimizer": rates.optimizer_bytes * _owned(work, grid) / (on.bandwidth * rates.bandwidth),
-        "fixed": rates.step + 0 * count,
+        "fixed": _fixed(count * layers, both, count * head, on, rates, style),
     }
     return Times(**times, spread=sum(times.values()) * rates.spread * np.log2(np.maximum(1, grid.workers)))
+
+
+def _fixed(blocks: Number, both: _Block, head: Number, on: Hardware, rates: Rates, style: Style) -> Number:
+    """What the processor does beside launching blocks; where nobody waits for a step, it hides behind what the
+    accelerator has still to do."""
+    busy = blocks * (both.matrix + both.attention + both.elementwise) + head
+    launching = blocks * 3 * np.where(style.fused, rates.launch, rates.unfused_launch)
+    late = np.maximum(0, rates.step - np.maximum(0, busy - launching))
+    return np.where((style.waits == 0) & (on.ahead > 0), late, rates.step)
 
 
 def _block(work: Work, grid: Grid, on: Hardware, rates: Rates, style: Style) -> tuple[_Block, _Block]:
@@ -165,6 +174,7 @@ def _elementwise(work: Work, samples: Number, grid: Grid, on: Hardware, rates: R
     stream = rates.stream_traffic * work.stream / np.where(style.sequence, grid.tensor, 1)
     inner = rates.inner_traffic * work.inner / grid.tensor
     more = np.where(style.fused, 1, rates.unfused_traffic)
+    more = more * np.where((np.asarray(style.compiled) > 0) & ~compiles(grid), rates.eager_traffic, 1)
     return more * _BYTES * work.tokens * samples * (stream + inner) / (on.bandwidth * rates.bandwidth)
 
 
@@ -186,7 +196,8 @@ def _ring(work: Work, samples: Number, grid: Grid, on: Hardware, rates: Rates) -
 
 def _head(work: Work, grid: Grid, on: Hardware, rates: Rates) -> Number:
     rows = grid.micro_batch / grid.context
-    return 3 * _products(work.head, rows, grid, on, rates) + _loss(work, grid, on, rates)
+    exact = replace(on, peak=on.peak_16, bits=np.maximum(16, on.bits))  # the head is left out of shorter precisions
+    return 3 * _products(work.head, rows, grid, exact, rates) + _loss(work, grid, on, rates)
 
 
 def _loss(work: Work, grid: Grid, on: Hardware, rates: Rates) -> Number:

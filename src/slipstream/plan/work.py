@@ -48,6 +48,8 @@ class Work:
     are what norms take, half what they give to products."""
     kept_inside: Number
     """The same, of those that tensor workers share out."""
+    fused: Number
+    """Of these, what a compiler need not keep, because it follows at once from its neighbours."""
     products_inside: Number
     """Numbers for each token that a block's products and attention give, of those that tensor workers share out."""
     block_parameters: Number
@@ -107,6 +109,7 @@ def decoder_work(
         + 2 * keys
         + inward * inner
         + inward * inner,  # q, k, v, attended; in and out of the middle
+        fused=(inward - 1) * inner,  # the gate's activation
         products_inside=2 * hidden + 2 * keys + inward * inner,
         block_parameters=sum(part.n * part.k for part in block) + small[0],
         table_parameters=vocabulary * hidden + small[1],

@@ -53,6 +53,7 @@ def measured_work(job: Job, facts: Facts) -> Work:
         outputs=outputs.numel() / samples,
         kept_stream=0,
         kept_inside=kept / samples / 4,  # it was run in fp32
+        fused=0.0,
         products_inside=0,
         block_parameters=parameters,
         table_parameters=0,

@@ -62,6 +62,9 @@ class Mirror:
             _cuda().cudaHostUnregister(memory.data_ptr())
         self._pinned.clear()
 
+    def __del__(self) -> None:
+        self.close()  # also where a run was left in the middle: pinned memory must not be freed as it is
+
     @staticmethod
     def _copy_now(value: Tensor) -> Tensor:
         if isinstance(value, Box):
