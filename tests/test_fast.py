@@ -38,8 +38,10 @@ def plain(job: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> list
         ({"train.optimizer.state": "bf16"}, 2e-3),
         ({"train.precision": "fp8"}, 2e-2),
         ({"train.precision": "fp8", "layout": {"tensor": 2}}, 2e-2),
+        ({"train.precision": "fp8-rows"}, 2e-2),
+        ({"train.precision": "int8"}, 2e-2),
     ],
-    ids=["compiled", "narrow state", "fp8", "fp8 on two workers"],
+    ids=["compiled", "narrow state", "fp8", "fp8 on two workers", "fp8 by rows", "int8"],
 )
 def test_the_curve_stays(job, plain, changes, within, tmp_path):
     lines = curve(merge(job, changes), tmp_path)

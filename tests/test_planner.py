@@ -25,7 +25,7 @@ from slipstream.plan.calibrate import fit_rates
 from slipstream.plan.check import check
 from slipstream.plan.choose import NoPlan, choose
 from slipstream.plan.cost import least_waste, machines_for
-from slipstream.plan.grid import Grid, hardware_of
+from slipstream.plan.grid import OURS, Grid, hardware_of
 from slipstream.plan.here import Here
 from slipstream.plan.layout import SPOKEN
 from slipstream.plan.machine import ANY_MACHINE, Machine
@@ -39,6 +39,7 @@ from slipstream.plan.wanted import decoder_of, wanted_of
 from slipstream.plan.work import work_of_decoder
 from slipstream.planning import work_of
 from slipstream.train.dry_run import dry_run
+from slipstream.train.kernels import linear_cross_entropy
 from slipstream.train.measured import measured_work
 
 ROWS = Path(__file__).parent / "data"
@@ -109,6 +110,10 @@ def test_state_bytes_are_those_of_a_dry_run(layout, tied):
     assert work is not None
     predicted = memory(work, Grid.of(chosen), 256, 2)
     assert float(predicted.state) == pytest.approx(held, rel=0.01)
+
+
+def test_the_planner_and_the_loss_take_as_many_tokens_at_once():
+    assert OURS.score_rows == linear_cross_entropy.ROWS
 
 
 def test_measured_steps_of_an_h200_are_predicted():

@@ -135,11 +135,11 @@ def _peaks(torch: Any, machine: Machine, device: str) -> tuple[dict[str, float],
 def _rate(torch: Any, shape: tuple[int, int, int], dtype: Any, device: str) -> float:
     m, n, k = shape
     a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(n, k, device=device).to(dtype).T
-    from slipstream.train.kernels.fp8 import multiply
+    from slipstream.train.kernels.fp8 import Short, multiply
 
     one = torch.ones((), device=device)
     fp8 = dtype == torch.float8_e4m3fn
-    product = (lambda: multiply(a, b.T, one, one, torch.bfloat16)) if fp8 else (lambda: a @ b)
+    product = (lambda: multiply(Short(a, one), Short(b.T, one), torch.bfloat16)) if fp8 else (lambda: a @ b)
     return float(2 * m * n * k / _timed(torch, product, device))
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from slipstream.job.base import Section, refuse
 from slipstream.job.data import Data, DigitsData, MnistData, SyntheticData, TextData, TokenData
 from slipstream.job.models import DecoderModel, HuggingFaceModel, ImportModel, Model, ResnetModel
-from slipstream.job.train import Classification, Evaluate, MaskedToken, NextToken, Regression, Sgd, Task, Train
+from slipstream.job.train import SHORT, Classification, Evaluate, MaskedToken, NextToken, Regression, Sgd, Task, Train
 from slipstream.job.units import Bytes, Count, Duration, Interval, Money, Number, Seed, Span
 
 OFFLOAD_ON_CPU = "layout.offload has no effect on a CPU: the optimiser's state is in main memory already; leave it out"
@@ -217,8 +217,8 @@ class Job(Section):
             problems.append("train.tokens needs data made of tokens; give samples, epochs or steps")
         if self.machines.device == "cpu" and train.precision == "tf32":
             problems.append("train.precision tf32 exists on NVIDIA GPUs only; use fp32 on a CPU")
-        if train.precision == "fp8" and not isinstance(self.model, DecoderModel):
-            problems.append("train.precision fp8 is for the blocks of decoders; use bf16")
+        if train.precision in SHORT and not isinstance(self.model, DecoderModel):
+            problems.append(f"train.precision {train.precision} is for the blocks of decoders; use bf16")
         if self.layout.offload == "optimizer" and self.machines.device == "cpu":
             problems.append(OFFLOAD_ON_CPU)
         if self.layout.offload == "optimizer" and isinstance(train.optimizer, Sgd):

@@ -288,7 +288,9 @@ class Evaluate(Section):
     """During training judge on this many samples only; the end is judged on all. Default: all."""
 
 
-Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64", "fp8"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64", "fp8", "fp8-rows", "int8"]
+SHORT = ("fp8", "fp8-rows", "int8")
+"""Precisions of the products of a decoder's blocks alone."""
 _LENGTHS = ("tokens", "samples", "epochs", "steps")
 
 
@@ -325,7 +327,8 @@ class Train(Section):
     """λ of λ/2·Σw² added to the loss; on matrices only."""
     precision: Precision = "auto"
     """Arithmetic of forward and backward; weights and optimiser state stay fp32 (fp64 in fp64, for checking). fp8: the
-    products of a decoder's blocks, the rest in bf16."""
+    products of a decoder's blocks, the rest in bf16. fp8-rows: with a scale for each row and not for each matrix, so that
+    outliers do less harm, at some speed. int8: the same blocks, for GPUs without fp8."""
     compile: bool | None = None
     """Whether torch's compiler makes fused kernels of the model's blocks: quicker steps, after a first start that takes
     longer. Default: for decoders on a GPU, where the layout allows it."""

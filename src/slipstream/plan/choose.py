@@ -48,13 +48,14 @@ def choose(
     possible = feasible(found.prospects, wanted)
     if not possible:
         raise NoPlan(_nothing(wanted, found))
-    plans = _best(possible, objective, count)
+    front = pareto(possible)
+    plans = _ends_and_between(front, count) if objective == "pareto" else _best(possible, objective, count)
     return Choice(
         wanted=wanted,
         objective=objective,
         plans=plans,
-        front=pareto(possible),
-        why_not=_why_not(wanted, found, plans, objective),
+        front=front,
+        why_not=_why_not(wanted, found, plans, objective, front if objective == "pareto" else []),
         hints=_hints(wanted, plans[0]),
         stale=stale((plan.offer for plan in plans), date.today()),
         sure=sure,
@@ -88,11 +89,12 @@ def _objective(wanted: Wanted) -> Objective:
     return "fastest" if wanted.budget is not None else "pareto"
 
 
+def _ends_and_between(front: Sequence[Prospect], count: int) -> list[Prospect]:
+    places = dict.fromkeys(round(number * (len(front) - 1) / max(1, count - 1)) for number in range(count))
+    return [front[place] for place in places]
+
+
 def _best(possible: Sequence[Prospect], objective: Objective, count: int) -> list[Prospect]:
-    if objective == "pareto":
-        front, last = pareto(possible), max(1, count - 1)
-        places = dict.fromkeys(round(number * (len(front) - 1) / last) for number in range(count))
-        return [front[place] for place in places]  # both ends, and what is between them
     best: dict[tuple[str, bool], Prospect] = {}  # one of each accelerator, rented either way
     for prospect in sorted(possible, key=lambda each: _rank(each, objective)):
         best.setdefault((prospect.offer.accelerator.name, prospect.spot), prospect)
@@ -130,8 +132,9 @@ def _nothing(wanted: Wanted, found: Found) -> str:
     return "; ".join(parts)
 
 
-def _why_not(wanted: Wanted, found: Found, plans: Sequence[Prospect], objective: Objective) -> list[str]:
-    among = pareto(feasible(found.prospects, wanted)) if objective == "pareto" else []
+def _why_not(
+    wanted: Wanted, found: Found, plans: Sequence[Prospect], objective: Objective, among: Sequence[Prospect]
+) -> list[str]:
     shown = {plan.offer.accelerator.name for plan in (*plans, *among)}
     refused_names = [each.kind.offers[0].accelerator.name for each in found.refused]
     known = sorted({*(each.offer.accelerator.name for each in found.prospects), *refused_names})

@@ -140,6 +140,11 @@ OURS = Style(stream_bytes=2, score_rows=4096, compiled=1, waits=0)
 """Slipstream's own program, in bf16 on a GPU."""
 
 
+def of_products(precision: str) -> str:
+    """As data sheets and profiles call the arithmetic of a run's products."""
+    return "fp8" if precision == "fp8-rows" else precision
+
+
 def hardware_of(offer: Offer, precision: str) -> Hardware:
     """What workers have on a rented machine. A rack whose accelerators are all linked is one machine to them."""
     accelerator = offer.accelerator

@@ -9,7 +9,7 @@ import numpy as np
 
 from slipstream.plan.accelerators import Accelerator, find_accelerator
 from slipstream.plan.cost import THIS_MACHINE
-from slipstream.plan.grid import OURS, RECOMPUTE, Grid, Hardware, Style
+from slipstream.plan.grid import OURS, RECOMPUTE, Grid, Hardware, Style, of_products
 from slipstream.plan.layout import Layout
 from slipstream.plan.machine import Machine
 from slipstream.plan.memory import Memory, memory
@@ -53,7 +53,7 @@ class Expected:
 def style_of(precision: str, on_gpu: bool = True) -> Style:
     """Our program in a precision: in 32 and 64 bits what is kept is as long as the weights, and so is fp16's stream."""
     ours = replace(OURS, compiled=int(on_gpu))
-    if precision == "fp8":
+    if precision in ("fp8", "fp8-rows"):
         return replace(ours, product_bytes=1)
     if precision == "fp16":
         return replace(ours, stream_bytes=4)
@@ -79,6 +79,7 @@ class Here:
 
     def hardware(self, workers: int, precision: str) -> Hardware | None:
         """What each worker has; None if nothing is known."""
+        precision = of_products(precision)
         if self.profile and (self.profile.device == "cpu" or precision in self.profile.peaks):
             return self.profile.hardware(workers, precision)
         sheet = self._sheet

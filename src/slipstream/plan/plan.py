@@ -30,7 +30,7 @@ class Plan(Section):
     """What the workers compute on."""
     layout: Layout
     """How the work is split."""
-    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64", "fp8"]
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64", "fp8", "fp8-rows", "int8"]
     """Arithmetic of forward and backward."""
     threads: int
     """CPU threads of each worker."""
@@ -65,10 +65,7 @@ def _compile(job: Job, device: Literal["cpu", "cuda"], layout: Layout) -> bool:
     against = _against_compiling(job, layout)
     if job.train.compile and against:
         raise ValueError(f"train.compile: {against}; leave it out")
-    compiles = device == "cuda" and not against if job.train.compile is None else job.train.compile
-    if job.train.precision == "fp8" and device == "cuda" and not compiles:
-        raise ValueError(f"train.precision fp8 needs compiled blocks: {against or 'leave out train.compile'}")
-    return compiles
+    return device == "cuda" and not against if job.train.compile is None else job.train.compile
 
 
 def _against_compiling(job: Job, layout: Layout) -> str | None:
@@ -134,7 +131,7 @@ def _device(job: Job, machine: Machine) -> Literal["cpu", "cuda"]:
 
 def _precision(
     job: Job, device: Literal["cpu", "cuda"], machine: Machine
-) -> Literal["fp32", "tf32", "bf16", "fp16", "fp64", "fp8"]:
+) -> Literal["fp32", "tf32", "bf16", "fp16", "fp64", "fp8", "fp8-rows", "int8"]:
     wanted = job.train.precision
     if wanted == "auto":
         if device == "cpu":
@@ -142,6 +139,10 @@ def _precision(
         return "bf16" if machine.bf16 else "fp16"
     if wanted == "tf32" and device == "cpu":
         raise ValueError("train.precision tf32 exists on NVIDIA GPUs only; use fp32 on a CPU")
-    if wanted == "fp8" and device == "cuda" and not machine.fp8:
-        raise ValueError(f"train.precision fp8 needs a GPU of the Ada or Hopper kind or later, and there is {machine}")
+    if wanted in ("fp8", "fp8-rows") and device == "cuda" and not machine.fp8:
+        raise ValueError(
+            f"train.precision {wanted} needs a GPU of the Ada or Hopper kind or later, and there is {machine}; use int8"
+        )
+    if wanted == "int8" and device == "cuda" and not machine.bf16:
+        raise ValueError(f"train.precision int8 needs a GPU of the Ampere kind or later, and there is {machine}")
     return wanted

@@ -5,7 +5,7 @@ from slipstream.job.base import Section
 from slipstream.job.job import LayoutChoice
 from slipstream.job.models import DecoderModel
 from slipstream.job.train import Adam, AdamW, Lamb, Lars, Momentum, Nesterov, Sgd
-from slipstream.plan.grid import RECOMPUTE, SHARDED
+from slipstream.plan.grid import RECOMPUTE, SHARDED, of_products
 from slipstream.plan.layout import AXES
 from slipstream.plan.search import MOST_ACCELERATORS, Splits, Wanted
 from slipstream.plan.work import Work, work_of_decoder
@@ -30,7 +30,7 @@ def wanted_of(job: Job, work: Work, samples: float) -> Wanted:
         batch=job.train.batch,
         samples=samples,
         optimizer_states=states_of(job.train.optimizer),
-        precisions=("bf16", "fp16") if job.train.precision == "auto" else (job.train.precision,),
+        precisions=("bf16", "fp16") if job.train.precision == "auto" else (of_products(job.train.precision),),
         data_bytes=2.0 * samples * float(work.tokens),
         checkpoints=job.checkpoint.keep,
         deadline=limits.deadline,

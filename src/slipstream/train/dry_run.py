@@ -22,12 +22,11 @@ from slipstream.plan import Layout, Plan
 from slipstream.plan.wanted import states_of
 from slipstream.train.kernels.linear_cross_entropy import ROWS
 from slipstream.train.models import build_model
-from slipstream.train.models.decoder import Attention, Decoder
+from slipstream.train.models.decoder import Attention
 from slipstream.train.models.dropout import own_dropout
 from slipstream.train.parallel.pipeline import Stage
 from slipstream.train.parallel.recompute import KEPT
-from slipstream.train.parallel.split import SplitModel, pieces_of
-from slipstream.train.parallel.tensor import VocabularyHead
+from slipstream.train.parallel.split import SplitModel, pieces_of, takes_targets
 from slipstream.train.precision import compute_dtype
 
 META = torch.device("meta")
@@ -187,7 +186,7 @@ def _kept(module: nn.Module, inputs: Tensor, positions: Tensor, last: bool, sele
 
 def _scores(module: nn.Module, outputs: Tensor) -> int:
     """What the loss works on: all scores, in fp32 and in place, or those of some tokens at a time."""
-    if not isinstance(module, Decoder) or any(isinstance(part, VocabularyHead) for part in module.modules()):
+    if not takes_targets(module):
         return 4 * outputs.numel()
     classes = outputs.shape[-1]
     return outputs.element_size() * classes * min(outputs.numel() // classes, ROWS)

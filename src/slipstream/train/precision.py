@@ -4,9 +4,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from slipstream.job.train import SHORT
 from slipstream.plan import Plan
 
-_LOW = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+_LOW = {"bf16": torch.bfloat16, "fp16": torch.float16} | dict.fromkeys(SHORT, torch.bfloat16)
 
 
 def autocast(plan: Plan) -> AbstractContextManager[object]:

@@ -18,7 +18,7 @@ from slipstream.train.models.batchnorm import synchronise_batch_norm
 from slipstream.train.models.decoder import Decoder
 from slipstream.train.models.dropout import own_dropout
 from slipstream.train.models.resnet import Resnet
-from slipstream.train.parallel.split import SplitModel
+from slipstream.train.parallel.split import SplitModel, takes_targets
 from slipstream.train.parallel.tensor import VocabularyHead
 from slipstream.train.precision import autocast, compute_dtype
 from slipstream.train.world import World
@@ -41,8 +41,7 @@ class Worker:
         self.model = SplitModel(plain, job, plan, world.rank, world.device, self._keys, self._around)
         head = next((part for part in plain.modules() if isinstance(part, VocabularyHead)), None)
         self._first_token = head.first if head else None
-        self._takes_targets = isinstance(plain, Decoder) and head is None and self.model.pipeline is None
-        """Whether the model makes its scores and their loss in one, so that nobody holds all of them."""
+        self._takes_targets = self.model.pipeline is None and takes_targets(plain)
 
     def forward_backward(self, share: Share, scale: float) -> Tensor:
         """Leave the gradients of the batch's mean loss; return this worker's part of it for each micro-batch."""

@@ -2,16 +2,16 @@
 
 What enters a product is scaled so that its largest number is fp8's largest; what leaves it is scaled back. Values have
 more digits (e4m3), gradients more range (e5m2). The hardware takes the left matrix by rows and the right one by
-columns, so that of everything a transposed copy is needed too: one kernel writes both.
+columns, so that of everything a transposed copy is needed too. One scale for a whole matrix is the quickest: one kernel
+writes both copies. With one for each row an outlier spoils only its own row, and either copy has scales of its own.
 """
 
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from slipstream.train.kernels.dtypes import working_dtype
@@ -21,75 +21,91 @@ _EVEN = 16
 """All sizes of a product must be multiples of this."""
 
 
+class Short(NamedTuple):
+    """A matrix [a, b] in fp8, with what to multiply it by: one number, or one for each row [a, 1]."""
+
+    values: Tensor
+    scale: Tensor
+
+
 class _Linear(torch.autograd.Function):
     """x [rows, in] and weight [out, in] to [rows, out]."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        x8, x8_turned, x_scale = quantise(x, VALUES)
-        w8, w8_turned, w_scale = quantise(weight, VALUES)
-        ctx.save_for_backward(x8_turned, x_scale, w8_turned, w_scale)
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, dtype: torch.dtype, by_row: bool) -> Tensor:
+        short_x, turned_x = quantise(x, VALUES, by_row)
+        short_w, turned_w = quantise(weight, VALUES, by_row)
+        ctx.save_for_backward(*turned_x, *turned_w)
         ctx.dtypes = x.dtype, weight.dtype  # type: ignore[attr-defined]
-        return multiply(x8, w8, x_scale, w_scale, dtype)
+        ctx.by_row = by_row  # type: ignore[attr-defined]
+        return multiply(short_x, short_w, dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        x8_turned, x_scale, w8_turned, w_scale = ctx.saved_tensors  # type: ignore[attr-defined]
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, x_scale, w, w_scale = ctx.saved_tensors  # type: ignore[attr-defined]
         of_x, of_weight = ctx.dtypes  # type: ignore[attr-defined]
-        g8, g8_turned, g_scale = quantise(grads[0], GRADIENTS)
+        gradient, turned = quantise(grads[0], GRADIENTS, ctx.by_row)  # type: ignore[attr-defined]
         return (
-            multiply(g8, w8_turned, g_scale, w_scale, of_x),
-            multiply(g8_turned, x8_turned, g_scale, x_scale, of_weight),
+            multiply(gradient, Short(w, w_scale), of_x),
+            multiply(turned, Short(x, x_scale), of_weight),
+            None,
             None,
         )
 
 
-def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """x [a, b] in fp8, the same as [b, a], and what to multiply either by to have x again."""
+def quantise(x: Tensor, dtype: torch.dtype, by_row: bool) -> tuple[Short, Short]:
+    """x [a, b] in fp8, and the same as [b, a]."""
+    if by_row:
+        return _quantise_rows(x, dtype), _quantise_rows(x.T, dtype)
     if x.is_cuda:
         x = x.bfloat16()  # of fp32 the kernel below gave NaN in the turned copy, in Triton 3.6
     scale = x.abs().amax().float().clamp(min=1e-12) / torch.finfo(dtype).max
     if x.is_cuda:
         from slipstream.train.kernels.fp8_cast import cast_both_ways
 
-        return *cast_both_ways(x.contiguous(), scale, dtype), scale
+        straight, turned = cast_both_ways(x.contiguous(), scale, dtype)
+    else:
+        straight = _cast(x, scale, dtype)
+        turned = straight.T.contiguous()
+    return Short(straight, scale), Short(turned, scale)
+
+
+def _quantise_rows(x: Tensor, dtype: torch.dtype) -> Short:
+    scale = x.abs().amax(1, keepdim=True).float().clamp(min=1e-12) / torch.finfo(dtype).max
+    return Short(_cast(x, scale, dtype).contiguous(), scale)
+
+
+def _cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     most = torch.finfo(dtype).max
-    cast = (x.float() / scale).clamp(-most, most).to(dtype)
-    return cast, cast.T.contiguous(), scale
+    return (x.float() / scale).clamp(-most, most).to(dtype)
 
 
-def multiply(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype) -> Tensor:
+def multiply(a: Short, b: Short, dtype: torch.dtype) -> Tensor:
     """a [m, k] times the transpose of b [n, k]."""
-    if a.is_cuda:
-        product: Tensor = torch._scaled_mm(a, b.T, a_scale, b_scale, out_dtype=dtype, use_fast_accum=True)
-        return product
-    return ((a.float() @ b.float().T) * (a_scale * b_scale)).to(dtype)
+    by_row = a.scale.dim() == 2
+    b_scale = b.scale.T.contiguous() if by_row else b.scale
+    if not a.values.is_cuda:
+        return ((a.values.float() @ b.values.float().T) * (a.scale * b_scale)).to(dtype)
+    product: Tensor = torch._scaled_mm(
+        a.values,
+        b.values.T,
+        a.scale,
+        b_scale,
+        out_dtype=torch.bfloat16 if by_row else dtype,  # it gives no other with scales for rows
+        use_fast_accum=True,
+    )
+    return product.to(dtype)
 
 
-_linear: Callable[[Tensor, Tensor, torch.dtype], Tensor] = _Linear.apply
+_linear: Callable[[Tensor, Tensor, torch.dtype, bool], Tensor] = _Linear.apply
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, by_row: bool = False) -> Tensor:
     """As `F.linear`, in fp8 where the sizes allow it."""
     dtype, rows = working_dtype(x), x.flatten(0, -2)
     if x.is_meta or any(size % _EVEN for size in (*rows.shape, *weight.shape)):
         return F.linear(x, weight, bias)
     with torch.autocast(x.device.type, enabled=False):
-        y = _linear(rows.to(dtype), weight, dtype).view(*x.shape[:-1], -1)
+        y = _linear(rows.to(dtype), weight, dtype, by_row).view(*x.shape[:-1], -1)
         return y if bias is None else y + bias.to(dtype)
-
-
-def use_fp8(blocks: Iterable[nn.Module]) -> None:
-    """Let the linear layers of these blocks multiply in fp8. Norms, attention, the table and the head stay as they are:
-    they are a small part of the time, and more depends on their digits."""
-    for block in blocks:
-        for layer in block.modules():
-            if isinstance(layer, nn.Linear):
-                layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
-            elif hasattr(layer, "multiply"):  # a piece of one
-                layer.multiply = linear  # type: ignore[assignment]
-
-
-def _forward(layer: Any, x: Tensor) -> Tensor:
-    return linear(x, layer.weight, layer.bias)

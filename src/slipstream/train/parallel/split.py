@@ -15,7 +15,7 @@ from slipstream.plan.stages import balance
 from slipstream.train.compiled import compile_model
 from slipstream.train.exchange import Exchange, build_exchange
 from slipstream.train.exchange.base import Sum
-from slipstream.train.kernels.fp8 import use_fp8
+from slipstream.train.kernels.short import shorten_products
 from slipstream.train.models.decoder import Attention, Decoder
 from slipstream.train.models.dropout import SampleKeys
 from slipstream.train.parallel.context import Places, RingAttention, tokens_of
@@ -24,7 +24,7 @@ from slipstream.train.parallel.parts import Norms, Part
 from slipstream.train.parallel.pipeline import Around, Pipeline, Stage, cost, own_stages
 from slipstream.train.parallel.recompute import recompute_blocks
 from slipstream.train.parallel.shard import StatePieces, shard_module
-from slipstream.train.parallel.tensor import DECODER, Slice, Style, TensorAxis
+from slipstream.train.parallel.tensor import DECODER, Slice, Style, TensorAxis, VocabularyHead
 
 
 class SplitModel:
@@ -48,8 +48,7 @@ class SplitModel:
         self.whole = model
         pieces = pieces_of(model, job)
         blocks = [piece for name, piece in pieces if name.rpartition(".")[2].isdigit()]
-        if plan.precision == "fp8":
-            use_fp8(blocks)
+        shorten_products(blocks, plan)
         if plan.compile:
             compile_model(model, blocks, keep_little=layout.recompute == "selective")
         if layout.recompute == "full" or (layout.recompute == "selective" and not plan.compile):
@@ -278,6 +277,11 @@ class SplitModel:
                 ends = [parameter for known, parameter in self._named() if known == name]
                 assert len(ends) == 1, "neighbouring stages are on different workers, and so are the first and the last"
                 yield Sum(self.groups.of([along[stage] for stage in stages]), ends, last=True)
+
+
+def takes_targets(module: nn.Module) -> bool:
+    """Whether a model that is whole makes its scores and their loss in one, so that nobody holds all of them."""
+    return isinstance(module, Decoder) and not any(isinstance(part, VocabularyHead) for part in module.modules())
 
 
 def _canonical_names(model: nn.Module) -> dict[str, str]:

@@ -1,0 +1,35 @@
+"""Which products of a decoder are in 8 bits, and by what."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from slipstream.plan import Plan
+from slipstream.train.kernels import fp8, int8
+
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+SHORT: dict[str, Linear] = {
+    "fp8": fp8.linear,
+    "fp8-rows": partial(fp8.linear, by_row=True),
+    "int8": int8.linear,
+}
+
+
+def shorten_products(blocks: Iterable[nn.Module], plan: Plan) -> None:
+    """Let the linear layers of these blocks multiply in the plan's precision, if that is a short one. Norms, attention,
+    the table and the head stay as they are: they are a small part of the time, and more depends on their digits."""
+    linear = SHORT.get(plan.precision)
+    if linear is None:
+        return
+    for block in blocks:
+        for layer in block.modules():
+            if isinstance(layer, nn.Linear):
+                layer.forward = partial(_forward, layer, linear)  # type: ignore[method-assign]
+            elif hasattr(layer, "multiply"):  # a piece of one
+                layer.multiply = linear  # type: ignore[assignment]
+
+
+def _forward(layer: Any, linear: Linear, x: Tensor) -> Tensor:
+    return linear(x, layer.weight, layer.bias)
