@@ -11,12 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.data.order import Order, permute
+from slipstream.data.order import WINDOW, Order, permute
 from slipstream.data.stream import prefetch
 
 patient = settings(deadline=None)  # a busy machine is no failure
 keys = st.integers(0, 2**64 - 1)
-orders = st.builds(Order, samples=st.integers(1, 300), validation=st.floats(0, 1), seed=st.integers(0, 2**63 - 1))
+orders = st.builds(
+    Order,
+    samples=st.integers(1, 300),
+    validation=st.floats(0, 1),
+    seed=st.integers(0, 2**63 - 1),
+    together=st.sampled_from([1, 1, 2, 3, 7, 400]),
+)
 
 
 @patient
@@ -80,6 +86,19 @@ def test_reading_in_chunks_is_reading_as_a_whole(order: Order, start: int, chunk
     starts = start + np.cumsum([0, *chunks])[: len(chunks)]
     parts = [order.indices(int(first), count) for first, count in zip(starts, chunks, strict=True)]
     assert whole.tolist() == [number for part in parts for number in part.tolist()]
+
+
+@patient
+@given(orders, st.integers(0, 5))
+def test_a_window_needs_few_runs(order: Order, epoch: int) -> None:
+    """Its samples lie in as many runs as it is long, and in the parts of two that begin elsewhere."""
+    position, end = epoch * order.training, (epoch + 1) * order.training
+    while position < end:
+        window = order.window(position)
+        assert window.start == position and len(window) <= WINDOW * order.together
+        runs = set((order.indices(window.start, len(window)) // order.together).tolist())
+        assert order.together == 1 or len(runs) <= 2 * WINDOW + 1
+        position = window.stop
 
 
 def test_epochs_and_seeds_differ() -> None:

@@ -90,6 +90,8 @@ def test_no_token_sees_a_later_one(style: dict[str, object]) -> None:
 def test_grouped_queries_share_keys_and_values() -> None:
     rotation = Rotation(section(kv_heads=2))
     attention = Attention(section(kv_heads=2), rotation)
+    for weight in attention.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
     x = torch.randn(2, 6, 32)
     groups = attention.qkv(x).view(2, 6, 2, 4, 8).permute(0, 2, 3, 1, 4)  # two groups of two queries, a key and a value
     q, k, v = groups[:, :, :2].flatten(1, 2), groups[:, :, 2], groups[:, :, 3]

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from slipstream.cli import doctor, init, offers, plan, probe, profile, resume, runs, schema, show, train, verify
+from slipstream.cli import data, doctor, init, offers, plan, probe, profile, resume, runs, schema, show, train, verify
 from slipstream.cli.errors import run_and_exit
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("init")(init.command)
+app.add_typer(data.app, name="data")
 app.command("plan")(plan.command)
 app.command("train")(train.command)
 app.command("verify")(verify.command)

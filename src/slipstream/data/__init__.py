@@ -1,17 +1,19 @@
 """Data: from what the job names to batches, in one order, from any point."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from slipstream.data.base import IGNORED, Batch, Dataset, Facts
 from slipstream.data.images import check_digits, check_mnist, open_digits, open_mnist
 from slipstream.data.imported import check_import, open_import
 from slipstream.data.order import Order
+from slipstream.data.prepared import check_prepared, open_prepared, prepared_ids, prepared_tokenizer
 from slipstream.data.store import Notify
 from slipstream.data.stream import prefetch
 from slipstream.data.synthetic import open_synthetic
 from slipstream.data.tables import check_table, open_table
-from slipstream.data.text import check_text, mask_id, open_text, prepare_text, text_info, tokenizer_path
+from slipstream.data.text import check_text, mask_of, open_text, prepare_text, text_info, text_tokenizer
 from slipstream.data.tokens import check_tokens, open_tokens
 from slipstream.job import Job
 from slipstream.job.data import (
@@ -19,6 +21,7 @@ from slipstream.job.data import (
     DigitsData,
     ImportData,
     MnistData,
+    PreparedData,
     SyntheticData,
     TableData,
     TextData,
@@ -50,6 +53,7 @@ class _Source(NamedTuple):
 _SOURCES: dict[type[DataSection], _Source] = {
     TextData: _Source(check_text, open_text),
     TokenData: _Source(check_tokens, open_tokens),
+    PreparedData: _Source(check_prepared, open_prepared),
     TableData: _Source(check_table, open_table),
     DigitsData: _Source(check_digits, open_digits),
     MnistData: _Source(check_mnist, open_mnist),
@@ -66,6 +70,18 @@ def prepare(job: Job, notify: Notify) -> None:
     _SOURCES[type(job.data)].check(job.data)
     if isinstance(job.data, TextData):
         prepare_text(job.data, job, notify)
+
+
+def tokenizer_path(job: Job) -> Path:
+    """The `tokenizer.json` of a job on text that has been prepared."""
+    return prepared_tokenizer(job.data) if isinstance(job.data, PreparedData) else text_tokenizer(job)
+
+
+def mask_id(job: Job) -> int:
+    """The id that hides a token, for a job on text that has been prepared."""
+    if isinstance(job.data, PreparedData):
+        return mask_of(prepared_ids(job.data), f"the tokeniser of data.prepared {job.data.prepared}")
+    return mask_of(text_info(job), f"data.tokenizer: {getattr(job.data, 'tokenizer', None)}")
 
 
 def expected_facts(job: Job) -> Facts:

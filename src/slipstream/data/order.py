@@ -3,6 +3,7 @@
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -53,9 +54,22 @@ def _key(seed: int, purpose: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest(), "little")
 
 
+WINDOW = 32
+"""Runs whose samples are mixed."""
+
+
+_CHUNK = 4096
+"""Positions that are computed at once: a hundred at a time would take nearly as long."""
+
+
 @dataclass(frozen=True)
 class Order:
-    """Which samples are held out, and in which order the others come, epoch after epoch."""
+    """Which samples are held out, and in which order the others come, epoch after epoch.
+
+    Where samples lie together in runs that are fetched as a whole, the order has two steps, so that only some runs are
+    needed at a time: runs come in a random order, and of every WINDOW of them in a row the samples are mixed. Held out
+    are whole runs.
+    """
 
     samples: int
     """All samples of the dataset."""
@@ -63,6 +77,8 @@ class Order:
     """Part of them held out."""
     seed: int
     """The job's."""
+    together: int = 1
+    """Samples in a run; 1 where any sample is as near as any other."""
 
     @property
     def held_out(self) -> int:
@@ -77,13 +93,48 @@ class Order:
 
     def indices(self, start: int, count: int) -> np.ndarray:
         """Dataset numbers of the training samples at positions start … start + count - 1 of the run."""
-        positions = np.arange(start, start + count)
+        first, last = start // _CHUNK, (start + count - 1) // _CHUNK
+        found = [_chunk(self, number) for number in range(first, last + 1)]
+        whole = found[0] if len(found) == 1 else np.concatenate(found) if found else np.empty(0, np.int64)
+        return whole[start - first * _CHUNK : start - first * _CHUNK + count]
+
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """Dataset numbers of the training samples at these positions of the run."""
         epochs, places = np.divmod(positions, self.training)
         slots = np.empty_like(places)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            slots[here] = permute(places[here], self.training, _key(self.seed, f"epoch {epoch}"))
+            slots[here] = self._shuffled(places[here], f"epoch {epoch}")
         return self._numbers(slots + self.held_out)
+
+    def window(self, position: int) -> range:
+        """Positions of the run whose samples are mixed with that of this one, which begins an epoch or a window."""
+        epoch, place = divmod(position, self.training)
+        size = WINDOW * self.together
+        first = place // size * size
+        start = epoch * self.training
+        return range(start + first, start + min(first + size, self.training))
+
+    def _shuffled(self, places: np.ndarray, purpose: str) -> np.ndarray:
+        """Where an epoch's permutation sends these places."""
+        if self.together == 1:
+            return permute(places, self.training, _key(self.seed, purpose))
+        size = WINDOW * self.together
+        windows, inside = np.divmod(places, size)
+        mixed = np.empty_like(places)
+        for window in np.unique(windows):
+            here, first = windows == window, int(window) * size
+            length = min(size, self.training - first)
+            mixed[here] = first + permute(inside[here], length, _key(self.seed, f"{purpose}, window {window}"))
+        return self._move_runs(mixed, self.training, f"{purpose}, runs")
+
+    def _move_runs(self, places: np.ndarray, size: int, purpose: str) -> np.ndarray:
+        """Whole runs change places; a last one that is shorter stays where it is."""
+        runs, inside = np.divmod(places, self.together)
+        whole = runs < size // self.together
+        if whole.any():
+            runs[whole] = permute(runs[whole], size // self.together, _key(self.seed, purpose))
+        return runs * self.together + inside
 
     def validation_indices(self) -> np.ndarray:
         """Dataset numbers of the held-out samples, always in the same order."""
@@ -91,4 +142,11 @@ class Order:
 
     def _numbers(self, slots: np.ndarray) -> np.ndarray:
         """The first slots are held out; which samples stand in them follows from the seed."""
-        return permute(slots, self.samples, _key(self.seed, "split"))
+        return self._move_runs(slots, self.samples, "split")
+
+
+@lru_cache(maxsize=8)
+def _chunk(order: Order, number: int) -> np.ndarray:
+    found = order.at(np.arange(number * _CHUNK, (number + 1) * _CHUNK))
+    found.flags.writeable = False  # many callers share it
+    return found

@@ -12,7 +12,7 @@ from slipstream.data.checks import existing_file
 from slipstream.data.documents import STDLIB, find_files, split_by_lines
 from slipstream.data.sequences import Documents, pack
 from slipstream.data.store import FORMAT, Notify, TextInfo, build, read_info, read_offsets, read_tokens
-from slipstream.data.tokenizer import VOCABULARY
+from slipstream.data.tokenizer import VOCABULARY, Ids
 from slipstream.job import Job
 from slipstream.job.data import TextData
 from slipstream.runs.cache import cache_folder
@@ -39,7 +39,7 @@ def open_text(data: TextData, job: Job) -> Dataset:
 def _open(folder: Path, data: TextData, job: Job) -> Dataset:
     info = read_info(folder)
     if job.task.kind == "masked-token":
-        _mask(info, data)
+        mask_of(info, f"data.tokenizer: {data.tokenizer}")
     tokens = read_tokens(folder)
     if data.pack:
         return pack(tokens, job, data.sequence, info.vocabulary, data.source)
@@ -49,7 +49,7 @@ def _open(folder: Path, data: TextData, job: Job) -> Dataset:
     return documents
 
 
-def tokenizer_path(job: Job) -> Path:
+def text_tokenizer(job: Job) -> Path:
     """The `tokenizer.json` of a job on text that has been prepared."""
     return _prepared(_text(job)) / "tokenizer.json"
 
@@ -59,18 +59,14 @@ def text_info(job: Job) -> TextInfo:
     return read_info(_prepared(_text(job)))
 
 
-def mask_id(job: Job) -> int:
-    """The id that hides a token, for a job on text that has been prepared."""
-    return _mask(text_info(job), _text(job))
-
-
-def _mask(info: TextInfo, data: TextData) -> int:
-    if info.mask is None:
+def mask_of(ids: Ids, whose: str) -> int:
+    """The id that hides a token."""
+    if ids.mask is None:
         raise ValueError(
-            f"data.tokenizer: {data.tokenizer} has no mask token (<|mask|>, [MASK] or <mask>), which train.task "
-            "masked-token needs; add one to it, or leave data.tokenizer out"
+            f"{whose} has no mask token (<|mask|>, [MASK] or <mask>), which train.task masked-token needs; add one to "
+            "it, or let one be trained"
         )
-    return info.mask
+    return ids.mask
 
 
 def _text(job: Job) -> TextData:

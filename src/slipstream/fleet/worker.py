@@ -173,7 +173,7 @@ def _whole_model(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> "n
 
 
 def _write_sample(job: Job, trained: "Trained") -> str | None:
-    from slipstream.data.text import tokenizer_path
+    from slipstream.data import tokenizer_path
     from slipstream.evaluate.generate import generate
 
     wish = job.train.sample
@@ -187,11 +187,11 @@ def _write_sample(job: Job, trained: "Trained") -> str | None:
 
 
 def _write_export(run: RunFolder, job: Job, trained: "Trained") -> str:
-    from slipstream.data.text import tokenizer_path
+    from slipstream.data import tokenizer_path
     from slipstream.evaluate.export import export
-    from slipstream.job.data import TextData
+    from slipstream.job.data import PreparedData, TextData
 
-    tokenizer = tokenizer_path(job) if isinstance(job.data, TextData) else None
+    tokenizer = tokenizer_path(job) if isinstance(job.data, TextData | PreparedData) else None
     return str(export(trained.model, job, trained.facts, run.export, tokenizer))
 
 

@@ -1,4 +1,4 @@
-"""`data:` what is learned from. Chosen by `source` (a built-in name or a path) or by `import`."""
+"""`data:` what is learned from. Chosen by `source` (a built-in name or a path), `prepared` or `import`."""
 
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
@@ -70,6 +70,15 @@ class TokenData(DataSection):
     """Tokens in a sample."""
     vocabulary: Count
     """Number of token ids."""
+
+
+class PreparedData(DataSection):
+    """Tokens that `slipstream data prepare` has made, with a checksum for every page of them."""
+
+    prepared: FilePath
+    """The folder that it made."""
+    sequence: Count = 256
+    """Tokens in a sample."""
 
 
 class TableData(DataSection):
@@ -151,6 +160,8 @@ def _choose(value: Any) -> str | None:
         return None
     if "import" in value:
         return "import"
+    if "prepared" in value:
+        return "prepared"
     source = value.get("source")
     if not isinstance(source, str):
         return None
@@ -169,6 +180,7 @@ def _choose(value: Any) -> str | None:
 _TAGS: dict[str, type[DataSection]] = {
     "text": TextData,
     "tokens": TokenData,
+    "prepared": PreparedData,
     "table": TableData,
     "digits": DigitsData,
     "mnist": MnistData,
@@ -179,6 +191,7 @@ _TAGS: dict[str, type[DataSection]] = {
 Data = Annotated[
     Annotated[TextData, Tag("text")]
     | Annotated[TokenData, Tag("tokens")]
+    | Annotated[PreparedData, Tag("prepared")]
     | Annotated[TableData, Tag("table")]
     | Annotated[DigitsData, Tag("digits")]
     | Annotated[MnistData, Tag("mnist")]
@@ -186,3 +199,5 @@ Data = Annotated[
     | Annotated[ImportData, Tag("import")],
     Discriminator(_choose),
 ]
+OfTokens = TextData | TokenData | PreparedData
+"""Data whose samples are sequences of tokens."""

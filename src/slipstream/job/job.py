@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from slipstream.job.base import Section, refuse
-from slipstream.job.data import Data, DigitsData, MnistData, SyntheticData, TextData, TokenData
+from slipstream.job.data import Data, DigitsData, MnistData, OfTokens, PreparedData, SyntheticData, TextData
 from slipstream.job.models import DecoderModel, HuggingFaceModel, ImportModel, Model, ResnetModel
 from slipstream.job.train import SHORT, Classification, Evaluate, MaskedToken, NextToken, Regression, Sgd, Task, Train
 from slipstream.job.units import Bytes, Count, Duration, Interval, Money, Number, Seed, Span
@@ -159,7 +159,7 @@ class Job(Section):
         """The task as written, or the one the data is made for."""
         if self.train.task is not None:
             return self.train.task
-        if isinstance(self.data, (TextData, TokenData)):
+        if isinstance(self.data, OfTokens):
             return NextToken(kind="next-token")
         if isinstance(self.data, (DigitsData, MnistData)):
             return Classification(kind="classification")
@@ -169,7 +169,7 @@ class Job(Section):
     @property
     def on_text(self) -> bool:
         """Whether samples are sequences of tokens."""
-        return isinstance(self.data, (TextData, TokenData))
+        return isinstance(self.data, OfTokens)
 
     @model_validator(mode="after")
     def _check(self) -> "Job":
@@ -177,9 +177,7 @@ class Job(Section):
         return self
 
     def _task_problems(self) -> list[str]:
-        if self.train.task is None and not isinstance(
-            self.data, (TextData, TokenData, DigitsData, MnistData, SyntheticData)
-        ):
+        if self.train.task is None and not isinstance(self.data, OfTokens | DigitsData | MnistData | SyntheticData):
             return ["train.task is needed for this data: classification or regression (or a token task)"]
         task, own = self.task, isinstance(self.model, ImportModel) or not hasattr(self.data, "source")
         tokens = isinstance(task, (NextToken, MaskedToken))
@@ -198,7 +196,7 @@ class Job(Section):
             problems.append("model.kind resnet takes images; data.source synthetic has none")
         if isinstance(task, Regression) and isinstance(self.data, (DigitsData, MnistData)):
             problems.append(f"train.task regression does not fit data.source {self.data.source!r}, which has classes")
-        if isinstance(task, MaskedToken) and not isinstance(self.data, TextData):
+        if isinstance(task, MaskedToken) and not isinstance(self.data, TextData | PreparedData):
             problems.append("train.task masked-token needs text, whose tokeniser has a mask token")
         if isinstance(task, MaskedToken) and isinstance(self.data, TextData) and not self.data.pack:
             problems.append("train.task masked-token needs data.pack: true")
@@ -211,7 +209,7 @@ class Job(Section):
             problems.append(
                 "train.evaluate has no effect without held-out samples: set data.validation, for example 5%"
             )
-        if train.sample and not (isinstance(self.data, TextData) and isinstance(self.task, NextToken)):
+        if train.sample and not (isinstance(self.data, TextData | PreparedData) and isinstance(self.task, NextToken)):
             problems.append("train.sample needs the task next-token on text")
         if train.tokens and not self.on_text:
             problems.append("train.tokens needs data made of tokens; give samples, epochs or steps")

@@ -51,7 +51,7 @@ class Batches:
 
     def __init__(self, job: Job, plan: Plan, dataset: Dataset, rank: int) -> None:
         self._job, self._plan, self._dataset, self._rank = job, plan, dataset, rank
-        self._order = Order(len(dataset), job.data.validation, job.seed)
+        self._order = Order(len(dataset), job.data.validation, job.seed, getattr(dataset, "together", 1))
         self._own_data = isinstance(job.data, ImportData)
         self.timeline = Timeline.of(job, self._order.training)
         self._mask_id = mask_id(job) if isinstance(job.task, MaskedToken) else None

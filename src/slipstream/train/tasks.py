@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slipstream.data.base import IGNORED, Batch
 from slipstream.job import Job
-from slipstream.job.data import ImportData, TextData, TokenData
+from slipstream.job.data import ImportData, PreparedData, TextData, TokenData
 from slipstream.job.train import Classification, MaskedToken, NextToken, Regression
 from slipstream.train.kernels.cross_entropy import overwriting_cross_entropy, shared_out_cross_entropy
 
@@ -79,7 +79,7 @@ def weight_of_batch(job: Job, samples: int) -> float | None:
     """How much a whole batch predicts, where that follows from its size: then nobody need ask the others."""
     if isinstance(job.task, Classification) and not isinstance(job.data, ImportData):
         return float(samples)
-    whole = isinstance(job.data, TokenData) or (isinstance(job.data, TextData) and job.data.pack)
+    whole = isinstance(job.data, TokenData | PreparedData) or (isinstance(job.data, TextData) and job.data.pack)
     return float(samples * job.data.sequence) if whole and isinstance(job.task, NextToken) else None  # type: ignore[union-attr]
 
 

@@ -1,0 +1,105 @@
+"""What a prepared dataset is: a folder of shards, and a manifest that says what must be in them.
+
+manifest.json     this, written last: a folder without it is unfinished
+tokenizer.json    what the tokens mean
+shard-00000.bin   tokens, one after the other, in `dtype`, little-endian; every shard but the last has as many
+pages.bin         the CRC-32 of every page of every shard, as 32-bit numbers: a page is the first `page` bytes of a
+                  shard, then the next, …; the last of a shard may be shorter
+documents.bin     where each document begins in the row of all tokens, and last where the last one ends, as 64-bit
+                  numbers
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.data.tokenizer import Ids
+
+FORMAT = 1
+MANIFEST, PAGES, DOCUMENTS, TOKENIZER = "manifest.json", "pages.bin", "documents.bin", "tokenizer.json"
+PAGE = 2**20
+"""Bytes: what is fetched and checked at once."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of tokens."""
+
+    name: str
+    tokens: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a prepared dataset holds."""
+
+    tokens: int
+    documents: int
+    dtype: str
+    page: int
+    ids: Ids
+    shards: tuple[Shard, ...]
+    sha256: dict[str, str]
+    """Of the other files."""
+
+    @property
+    def each(self) -> int:
+        """Tokens in every shard but the last."""
+        return self.shards[0].tokens
+
+    @property
+    def pages(self) -> Iterator[tuple[Shard, int]]:
+        """Every shard with the number of its first page."""
+        first = 0
+        for shard in self.shards:
+            yield shard, first
+            first += -(-shard.tokens * np.dtype(self.dtype).itemsize // self.page)
+
+
+def write_manifest(manifest: Manifest, folder: Path) -> None:
+    """It makes the folder a dataset."""
+    values = {"format": FORMAT, **asdict(manifest)}
+    draft = folder / f".{MANIFEST}"
+    draft.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    draft.rename(folder / MANIFEST)
+
+
+def read_manifest(folder: Path, setting: str) -> Manifest:
+    """Raises ValueError if there is none, or none that can be understood; `setting` is what named the folder."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        there = "is not a prepared dataset: it has no manifest" if folder.is_dir() else "is not there"
+        raise ValueError(f"{setting}: {folder} {there}; `slipstream data prepare SOURCE {folder}` makes one")
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        number = values.pop("format")
+        if number != FORMAT:
+            raise ValueError(f"it is of format {number}, and this program reads {FORMAT}")
+        if missing := {field.name for field in fields(Manifest)} - set(values):
+            raise ValueError(f"it does not say {', '.join(sorted(missing))}")
+        shards = tuple(Shard(**shard) for shard in values["shards"])
+        manifest = Manifest(**{**values, "ids": Ids(**values["ids"]), "shards": shards})
+        _check(manifest)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{setting}: the manifest {path} is damaged ({error}); prepare the dataset again") from None
+    return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    tokens = [shard.tokens for shard in manifest.shards]
+    if not tokens or sum(tokens) != manifest.tokens or set(tokens[:-1]) - {tokens[0]} or tokens[-1] > tokens[0]:
+        raise ValueError("its shards do not add up to its tokens")
+    if manifest.page % np.dtype(manifest.dtype).itemsize:
+        raise ValueError("a page of it ends inside a token")
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,174 @@
+"""Preparing text once: tokenised over processes, written in shards. The same sources give the same bytes, however many
+processes there are."""
+
+import hashlib
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from threading import Semaphore
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import ValidationError
+from tokenizers import Tokenizer
+
+from slipstream.data.documents import Piece, find_files, read_pieces
+from slipstream.data.manifest import TOKENIZER, Manifest
+from slipstream.data.tokenizer import VOCABULARY, Ids, ids_of, load_tokenizer, train_tokenizer
+from slipstream.data.writing import ShardWriter, refuse_if_prepared
+from slipstream.job.data import TextData
+
+BATCH = 1_000_000
+"""Characters that a process takes at a time."""
+_AHEAD = 3
+"""Batches for each process that are read ahead."""
+
+
+class Encoded(NamedTuple):
+    """A batch of text as tokens."""
+
+    tokens: np.ndarray
+    ends: np.ndarray
+    """Places after which a document has ended."""
+    characters: int
+
+
+Progress = Callable[[int, int], None]
+"""Told how many characters are done, and how many tokens they made."""
+
+
+def prepare_text(
+    sources: Sequence[TextData], folder: Path, workers: int, shard: int, progress: Progress, say: Callable[[str], None]
+) -> Manifest:
+    """Make a dataset of all text of these sources, in their order; all have the same tokeniser and vocabulary. `shard`
+    is the size of a shard in bytes."""
+    refuse_if_prepared(folder)
+    files = [find_files(source) for source in sources]
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer(sources, files, folder, say)
+    ids = ids_of(tokenizer)
+    writer = ShardWriter(folder, ids, {**_identity(sources, files, folder), "shard": shard}, shard)
+    if writer.tokens:
+        say(f"going on after {writer.tokens:,} tokens")
+    texts = islice(_batches(_pieces(sources, files)), writer.progress.batches, None)
+    done = 0
+    for encoded in _encode_all(texts, folder / TOKENIZER, ids, workers):
+        writer.add(encoded.tokens, encoded.ends)
+        done += encoded.characters
+        progress(done, writer.tokens)
+    if not writer.tokens:
+        raise ValueError(f"there is no text in {', '.join(source.source for source in sources)}")
+    return writer.finish()
+
+
+def text_sources(
+    names: Sequence[str], tokenizer: str | None, vocabulary: int | None, field: str | None
+) -> list[TextData]:
+    """Sources as a job would name them. Raises ValueError."""
+    given = {"tokenizer": tokenizer, "vocabulary": vocabulary}
+    common = {key: value for key, value in given.items() if value is not None}
+    try:
+        return [
+            TextData.model_validate({"source": name, **common, **({"field": field} if name.endswith(".jsonl") else {})})
+            for name in names
+        ]
+    except ValidationError as error:
+        raise ValueError("; ".join(problem["msg"] for problem in error.errors())) from None
+
+
+def size_of(sources: Sequence[TextData]) -> int:
+    """Bytes of all files."""
+    return sum(path.stat().st_size for source in sources for path in find_files(source))
+
+
+def _tokenizer(
+    sources: Sequence[TextData], files: Sequence[Sequence[Path]], folder: Path, say: Callable[[str], None]
+) -> Tokenizer:
+    own, given = folder / TOKENIZER, sources[0].tokenizer
+    if given:
+        shutil.copyfile(given, own)
+    elif not own.exists():  # one that is there is of the preparation that goes on
+        vocabulary = sources[0].vocabulary or VOCABULARY
+        say(f"training a tokeniser of {vocabulary:,} tokens")
+        draft = folder / f".{TOKENIZER}"
+        size = sum(path.stat().st_size for some in files for path in some)
+        train_tokenizer(_pieces(sources, files), size, vocabulary).save(str(draft))
+        draft.rename(own)
+    return load_tokenizer(own, given or str(own))
+
+
+def _identity(sources: Sequence[TextData], files: Sequence[Sequence[Path]], folder: Path) -> dict[str, Any]:
+    """All that determines the tokens."""
+    return {
+        "sources": [[source.source, source.field] for source in sources],
+        "files": [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for some in files for path in some],
+        "tokenizer": hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest(),
+        "batch": BATCH,
+    }
+
+
+def _pieces(sources: Sequence[TextData], files: Sequence[Sequence[Path]]) -> Iterator[Piece]:
+    for source, some in zip(sources, files, strict=True):
+        yield from read_pieces(source, some)
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _encode_all(texts: Iterable[list[Piece]], tokenizer: Path, ids: Ids, workers: int) -> Iterator[Encoded]:
+    """In order. Only a few batches are on their way at once."""
+    if workers == 1:
+        _begin(tokenizer, ids)
+        yield from map(_encode, texts)
+        return
+    room = Semaphore(_AHEAD * workers)
+
+    def ahead() -> Iterator[list[Piece]]:
+        for batch in texts:
+            room.acquire()
+            yield batch
+
+    # Not by forking: the tokeniser has threads, which do not survive it.
+    with multiprocessing.get_context("spawn").Pool(workers, _begin, (tokenizer, ids)) as pool:
+        for encoded in pool.imap(_encode, ahead()):
+            room.release()
+            yield encoded
+
+
+_worker: tuple[Tokenizer, Ids]
+
+
+def _begin(tokenizer: Path, ids: Ids) -> None:
+    global _worker
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process for each core does better than threads
+    _worker = load_tokenizer(tokenizer, str(tokenizer)), ids
+
+
+def _encode(batch: list[Piece]) -> Encoded:
+    tokenizer, ids = _worker
+    encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+    parts: list[list[int]] = []
+    ends, count = [], 0
+    for piece, encoding in zip(batch, encodings, strict=True):
+        tokens = encoding.ids
+        if piece.ends and ids.end_of_text is not None:
+            tokens.append(ids.end_of_text)
+        parts.append(tokens)
+        count += len(tokens)
+        if piece.ends:
+            ends.append(count)
+    tokens_of_all = np.concatenate([np.array(part, ids.dtype) for part in parts])
+    return Encoded(tokens_of_all, np.array(ends, np.int64), sum(len(piece.text) for piece in batch))

@@ -1,0 +1,32 @@
+"""Checking every byte of a prepared dataset."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from slipstream.data.manifest import DOCUMENTS, PAGES, TOKENIZER, checksum, read_manifest
+
+
+def verify(folder: Path, checked: Callable[[int], None]) -> Iterator[str]:
+    """What is wrong, file by file; `checked` is told of every byte that was looked at."""
+    manifest = read_manifest(folder, "DEST")
+    size = np.dtype(manifest.dtype).itemsize
+    expected = {shard.name: (shard.sha256, shard.tokens * size) for shard in manifest.shards}
+    for name, (sha256, bytes_expected) in expected.items():
+        path = folder / name
+        if not path.is_file():
+            yield f"{name} is missing"
+        elif path.stat().st_size != bytes_expected:
+            yield f"{name} has {path.stat().st_size:,} bytes instead of {bytes_expected:,}"
+        elif checksum(path) != sha256:
+            yield f"{name} is damaged: its bytes are not those that were prepared"
+        checked(bytes_expected)
+    for name in (PAGES, DOCUMENTS, TOKENIZER):
+        if not (folder / name).is_file():
+            yield f"{name} is missing"
+        elif checksum(folder / name) != manifest.sha256[name]:
+            yield f"{name} is damaged, or of another dataset"
+    for path in sorted(folder.glob("shard-*.bin")):
+        if path.name not in expected:
+            yield f"{path.name} is not part of this dataset"

@@ -1,0 +1,217 @@
+"""Prepared datasets: the same bytes however they were made, and nothing that has changed reaches a model."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from program import SLIPSTREAM, slipstream, write_job
+from slipstream.data.manifest import DOCUMENTS, MANIFEST, PAGES, TOKENIZER, read_manifest
+from slipstream.data.prepared import Prepared
+from slipstream.data.shards import DamagedShard, Shards
+from slipstream.data.tokenizer import Ids
+from slipstream.data.writing import ShardWriter
+
+WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two million tokens or so of words that a small tokeniser knows."""
+    draw, path = random.Random(3), tmp_path_factory.mktemp("text") / "documents.jsonl"
+    with path.open("w") as file:
+        for _ in range(4000):
+            file.write(json.dumps({"text": " ".join(draw.choices(WORDS, k=draw.randint(1, 800)))}) + "\n")
+    return path
+
+
+def prepare(text: Path, dest: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return slipstream("data", "prepare", text, dest, "--vocabulary", "300", "--shard", "1", *words, cwd=dest.parent)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def dataset(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dest = tmp_path_factory.mktemp("prepared") / "dataset"
+    done = prepare(text, dest, "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    return dest
+
+
+@pytest.fixture
+def copied(dataset: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(dataset, tmp_path / "dataset"))
+
+
+def test_the_same_bytes_for_any_number_of_processes(text: Path, dataset: Path, tmp_path: Path) -> None:
+    assert len(list(dataset.glob("shard-*.bin"))) > 2
+    done = prepare(text, tmp_path / "dataset", "--workers", "3")
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "dataset") == contents(dataset)
+
+
+def test_all_text_is_there_in_its_order(text: Path, dataset: Path) -> None:
+    from tokenizers import Tokenizer
+
+    shards = Shards(dataset, read_manifest(dataset, "test"))
+    offsets = shards.documents()
+    tokens = np.concatenate([np.fromfile(path, "<u2") for path in sorted(dataset.glob("shard-*.bin"))])
+    assert offsets[-1] == len(tokens) == shards.manifest.tokens
+    tokenizer = Tokenizer.from_file(str(dataset / TOKENIZER))
+    lines = text.read_text().splitlines()
+    assert len(offsets) - 1 == len(lines) == shards.manifest.documents
+    for number in (0, 1, 1999, 3999):
+        found = tokenizer.decode(tokens[offsets[number] : offsets[number + 1]].tolist())
+        assert found == json.loads(lines[number])["text"]
+
+
+def test_a_killed_preparation_goes_on(text: Path, dataset: Path, tmp_path: Path) -> None:
+    dest, killed = tmp_path / "dataset", 0
+    for _ in range(30):
+        command = [SLIPSTREAM, "data", "prepare", str(text), str(dest), "--vocabulary", "300", "--shard", "1"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+        before, until = len(list(dest.glob("shard-*.bin"))), time.monotonic() + 120
+        while process.poll() is None and len(list(dest.glob("shard-*.bin"))) == before and time.monotonic() < until:
+            time.sleep(0.01)
+        if process.poll() is not None:
+            assert process.returncode == 0, process.stderr and process.stderr.read()
+            break
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        killed += 1
+        if (dest / MANIFEST).exists():  # it was quicker
+            break
+    assert killed >= 2 and contents(dest) == contents(dataset)
+    again = prepare(text, dest)
+    assert again.returncode == 2 and "is a prepared dataset already" in again.stderr
+
+
+def test_an_unfinished_preparation_of_something_else_is_not_gone_on_with(text: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "dataset"
+    dest.mkdir()
+    (dest / "progress.json").write_text(json.dumps({"identity": {}, "shards": []}))
+    done = prepare(text, dest)
+    assert done.returncode == 2 and "unfinished preparation of other sources" in " ".join(done.stderr.split())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    tokens=st.integers(1, 400),
+    shard=st.integers(1, 60),
+    page=st.integers(1, 40),
+    batches=st.lists(st.integers(0, 150), max_size=8),
+    length=st.integers(1, 30),
+)
+def test_rows_are_those_of_the_whole(
+    tokens: int, shard: int, page: int, batches: list[int], length: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever the sizes of shards, pages and batches, and also where a row begins in one shard and ends in another."""
+    folder = tmp_path_factory.mktemp("shards")
+    (folder / TOKENIZER).touch()
+    whole = np.random.default_rng(tokens).integers(0, 1000, tokens).astype(np.uint16)
+    writer = ShardWriter(folder, Ids(1000, None, None), {}, shard=2 * shard, page=2 * page)
+    for part in np.split(whole, np.minimum(np.cumsum(batches), tokens)):
+        writer.add(part, np.array([len(part)] if len(part) else [], np.int64))
+    shards = Shards(folder, writer.finish())
+    assert shards.documents()[-1] == tokens
+    if length <= tokens:
+        starts = np.random.default_rng(0).integers(0, tokens - length + 1, 20)
+        expected = np.stack([whole[start : start + length] for start in starts])
+        assert np.array_equal(shards.rows(starts, length), expected)
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+
+
+def swap(folder: Path, first: str, second: str) -> None:
+    (folder / first).rename(folder / "other")
+    (folder / second).rename(folder / first)
+    (folder / "other").rename(folder / second)
+
+
+def of_another_dataset(folder: Path) -> None:
+    values = json.loads((folder / MANIFEST).read_text())
+    values["sha256"] = dict.fromkeys(values["sha256"], "0" * 64)
+    (folder / MANIFEST).write_text(json.dumps(values))
+
+
+FAULTS: dict[str, tuple[Any, str]] = {
+    "flipped": (lambda folder: flip(folder / "shard-00001.bin", 700_001), "shard-00001.bin is damaged"),
+    "truncated": (lambda folder: os.truncate(folder / "shard-00001.bin", 5000), "shard-00001.bin has 5,000 bytes"),
+    "missing": (lambda folder: (folder / "shard-00001.bin").unlink(), "shard-00001.bin is missing"),
+    "swapped": (lambda folder: swap(folder, "shard-00000.bin", "shard-00001.bin"), "shard-0000"),
+    "checksums": (lambda folder: flip(folder / PAGES, 0), "pages.bin is damaged"),
+    "documents": (lambda folder: flip(folder / DOCUMENTS, 9), "documents.bin is damaged"),
+    "manifest": (of_another_dataset, "is damaged, or of another dataset"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_has_changed_is_found_and_named(fault: str, copied: Path) -> None:
+    damage, words = FAULTS[fault]
+    damage(copied)
+    done = slipstream("data", "verify", copied, cwd=copied.parent)
+    assert done.returncode == 1 and words in done.stderr, done.stderr
+    if fault == "documents":
+        return  # not needed to train on packed sequences
+    with pytest.raises(DamagedShard, match=words):
+        dataset = Prepared(Shards(copied, read_manifest(copied, "test")), sequence=64, shift=1)
+        dataset.fetch(np.arange(len(dataset)))
+
+
+def test_a_damaged_shard_never_reaches_the_model(copied: Path, tmp_path: Path) -> None:
+    flip(copied / "shard-00000.bin", 10)
+    done = slipstream("train", write_job(tmp_path, job(copied)), cwd=tmp_path)
+    assert done.returncode == 3 and "shard-00000.bin is damaged" in " ".join(done.stderr.split()), done.stderr
+
+
+def job(dataset: Path) -> dict[str, Any]:
+    return {
+        "name": "prepared",
+        "model": {"kind": "decoder", "layers": 1, "hidden": 16, "heads": 2},
+        "data": {"prepared": str(dataset), "sequence": 512, "validation": 0.05},
+        "train": {"samples": 72, "batch": 12, "optimizer": {"name": "adamw", "lr": 1e-3}, "precision": "fp64"},
+    }
+
+
+def test_a_run_learns_from_it_the_same_on_any_number_of_workers(dataset: Path, tmp_path: Path) -> None:
+    curves = []
+    for workers in ("1", "3"):
+        folder = tmp_path / workers
+        folder.mkdir()
+        path = write_job(folder, job(dataset))
+        done = slipstream("train", path, "--workers", workers, "--run-dir", "run", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+        curves.append([line["loss"] for line in lines] + [lines[-1]["val_loss"]])
+    assert curves[1] == pytest.approx(curves[0], rel=1e-9)
+    assert (tmp_path / "1/run/export/tokenizer.json").read_bytes() == (dataset / TOKENIZER).read_bytes()
+
+
+def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
+    done = slipstream("train", write_job(tmp_path, job(tmp_path)), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is not a prepared dataset" in done.stderr and "slipstream data prepare" in done.stderr
+
+
+def test_it_is_shown(dataset: Path) -> None:
+    done = slipstream("data", "inspect", dataset, "--json", cwd=dataset.parent)
+    shown = json.loads(done.stdout)
+    assert shown["documents"] == 4000 and shown["tokens"] == sum(shard["tokens"] for shard in shown["shards"])
+    assert f"{shown['tokens']:,}" in slipstream("data", "inspect", dataset, cwd=dataset.parent).stdout
