@@ -39,7 +39,9 @@ def test_a_run_leaves_its_whole_record(trained):
     assert {path.name for path in run.iterdir()} >= FILES
     metrics = lines(run / "metrics.jsonl")
     assert [line["step"] for line in metrics] == list(range(1, 13))
-    assert all({"step", "samples", "loss", "lr", "tokens_per_s", "seconds"} <= set(line) for line in metrics)
+    assert all(
+        {"step", "samples", "loss", "lr", "tokens_per_s", "seconds", "data_wait"} <= set(line) for line in metrics
+    )
     assert [event["event"] for event in lines(run / "events.jsonl")] == ["launch", "build", "finished"]
     assert load_job(run / "job.yaml").train.steps == 12
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")

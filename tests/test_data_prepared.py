@@ -1,5 +1,8 @@
 """Prepared datasets: the same bytes however they were made, and nothing that has changed reaches a model."""
 
+import csv
+import gzip
+import io
 import json
 import os
 import random
@@ -76,6 +79,73 @@ def test_all_text_is_there_in_its_order(text: Path, dataset: Path) -> None:
     for number in (0, 1, 1999, 3999):
         found = tokenizer.decode(tokens[offsets[number] : offsets[number + 1]].tolist())
         assert found == json.loads(lines[number])["text"]
+
+
+def write_as(kind: str, texts: list[str], folder: Path) -> str:
+    """The same documents in another kind of file; the source to name."""
+    path = folder / f"documents{kind}"
+    if kind == ".parquet":
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        parquet.write_table(pa.table({"text": texts, "number": list(range(len(texts)))}), path)
+    elif kind.startswith(".csv"):
+        table = io.StringIO()
+        csv.writer(table).writerows([["number", "text"], *enumerate(texts)])
+        path.write_bytes(pack(kind, table.getvalue()))
+    else:
+        path.write_bytes(pack(kind, "".join(json.dumps({"text": text}) + "\n" for text in texts)))
+    return str(path)
+
+
+def pack(kind: str, text: str) -> bytes:
+    if kind.endswith(".gz"):
+        return gzip.compress(text.encode())
+    if kind.endswith(".zst"):
+        import zstandard
+
+        return zstandard.compress(text.encode())
+    return text.encode()
+
+
+@pytest.mark.parametrize("kind", [".jsonl.gz", ".jsonl.zst", ".csv", ".csv.gz", ".parquet"])
+def test_the_same_bytes_from_any_kind_of_file(kind: str, tmp_path: Path) -> None:
+    texts = [f"{word} {number}, of\nmany" for number, word in enumerate(WORDS * 20)]
+    made = {}
+    for each in (".jsonl", kind):
+        folder = tmp_path / each
+        folder.mkdir()
+        source = write_as(each, texts, folder)
+        done = slipstream("data", "prepare", source, folder / "dataset", "--vocabulary", "280", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        made[each] = contents(folder / "dataset")
+    assert made[kind] == made[".jsonl"]
+
+
+def test_several_sources_come_one_after_the_other(tmp_path: Path) -> None:
+    for number, name in enumerate(("b.jsonl", "a.jsonl", "c.jsonl.gz")):
+        (tmp_path / name).write_bytes(pack(name, json.dumps({"text": WORDS[number]}) + "\n"))
+    (tmp_path / "last.txt").write_text("omega")
+    words = ("last.txt", "dataset", "--vocabulary", "270")
+    done = slipstream("data", "prepare", "[abc].jsonl*", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    from tokenizers import Tokenizer
+
+    tokens = np.fromfile(tmp_path / "dataset/shard-00000.bin", "<u2").tolist()
+    text = Tokenizer.from_file(str(tmp_path / "dataset" / TOKENIZER)).decode(tokens, skip_special_tokens=False)
+    assert text.split("<|endoftext|>") == ["beta", "alpha", "gamma", "omega", ""]
+    none = slipstream("data", "prepare", "*.parquet", "other", cwd=tmp_path)
+    assert none.returncode == 2 and "no file is named like" in none.stderr
+
+
+def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    source = write_as(".csv", ["a"], tmp_path)
+    done = slipstream("data", "prepare", source, "dataset", "--field", "txet", cwd=tmp_path)
+    assert done.returncode == 2 and "there is no column 'txet'" in done.stderr and "'text'" in done.stderr
+    packed = Path(write_as(".jsonl.gz", [random.Random(number).random().hex() for number in range(99)], tmp_path))
+    os.truncate(packed, packed.stat().st_size // 2)
+    done = slipstream("data", "prepare", "documents.jsonl.gz", "dataset", cwd=tmp_path)
+    assert done.returncode == 2 and "cut off or damaged" in done.stderr
 
 
 def test_a_killed_preparation_goes_on(text: Path, dataset: Path, tmp_path: Path) -> None:

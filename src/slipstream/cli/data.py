@@ -21,12 +21,14 @@ def prepare(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE… DEST", help="Text: .txt, .jsonl, folders of .txt, python-stdlib; last the folder to make."
+            metavar="SOURCE… DEST",
+            help="Text: .txt, .jsonl, .csv (also .gz, .zst), .parquet, patterns such as 'data/*.jsonl.gz', folders of "
+            ".txt, python-stdlib; last the folder to make.",
         ),
     ],
     tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json. Default: one is trained.")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Entries of the tokeniser that is trained.")] = None,
-    field: Annotated[str | None, typer.Option(help="For .jsonl: the key that holds the text.")] = None,
+    field: Annotated[str | None, typer.Option(help="Key or column that holds the text. Default: text.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one for each core.")] = None,
     shard: Annotated[int, typer.Option(min=1, help="Size of a shard in MiB.")] = 64,
 ) -> None:

@@ -155,6 +155,10 @@ def _plain(value: Any) -> str:
     return " × ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
+_WAITS = 0.05
+"""Part of the time from which on waiting for data is worth a word."""
+
+
 def show_result(console: Console, run: RunFolder, result: Result) -> None:
     """What came of it, and what to do next."""
     first = next(read_lines(run.metrics))["loss"]
@@ -168,6 +172,8 @@ def show_result(console: Console, run: RunFolder, result: Result) -> None:
     cost = "" if result.cost is None else f" and ${result.cost:.2f}"
     skipped = f", {result.skipped} updates skipped" if result.skipped else ""
     why = "" if result.status == "finished" else f" ({result.reason})"
+    if result.data_wait and result.data_wait > _WAITS:
+        console.print(f"{result.data_wait:.0%} of the time was spent waiting for data", style="yellow")
     console.print(
         f"[bold]{result.status}[/]{why} after {result.step:,} steps in {result.seconds:.0f} s{cost}: "
         f"loss {start} → {loss}{judged}{skipped}"

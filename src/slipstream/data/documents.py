@@ -1,20 +1,29 @@
 """The text of a source, in pieces small enough to hold, in one order."""
 
+import csv
+import gzip
 import io
 import json
 import os
 import re
 import sysconfig
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from slipstream.data.checks import existing_file, existing_folder, nearest
+from slipstream.data.checks import existing_file, existing_folder, nearest, need_extra
 from slipstream.job.data import TextData
 
 STDLIB = "python-stdlib"
 _PIECE = 1 << 16  # characters: many pieces to spread over the cores, each long enough to be worth a call
 _CUT = re.compile(r"\S(?=[ \n])")  # byte-level BPE gives a blank to the word after it, so no token spans such a cut
+_PACKED = ("", ".gz", ".zst")
+_IN_FOLDERS = tuple(f".txt{packed}" for packed in _PACKED)
+READABLE = (*_IN_FOLDERS, *(f"{kind}{packed}" for kind in (".jsonl", ".csv") for packed in _PACKED), ".parquet")
+"""Names of files that text can be read from."""
+_PATTERN = re.compile(r"[*?\[]")
+_ROWS = 256  # of a table, at a time
 _NOT_LIBRARY = {"site-packages", "test", "tests", "idle_test", "__pycache__"}
 _BUILD_SPECIFIC = ("config-", "_sysconfigdata")  # they differ between two builds of the same Python
 
@@ -31,10 +40,17 @@ def find_files(data: TextData) -> list[Path]:
     """The files of a source, sorted."""
     if data.source == STDLIB:
         return _stdlib_files()
-    if data.source.endswith((".txt", ".jsonl")) and not Path(data.source).is_dir():
+    source = Path(data.source)
+    if _PATTERN.search(data.source) and not source.exists():
+        found = Path(source.anchor).glob(str(source.relative_to(source.anchor)))
+        files = sorted(path for path in found if path.is_file() and path.name.endswith(READABLE))
+        if not files:
+            raise ValueError(f"data.source: no file is named like {data.source} (and ends in {', '.join(READABLE)})")
+        return files
+    if data.source.endswith(READABLE) and not source.is_dir():
         return [existing_file(data.source, "data.source")]
     folder = existing_folder(data.source, "data.source")
-    files = sorted(path for path in folder.rglob("*.txt") if path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(_IN_FOLDERS))
     if not files:
         raise ValueError(f"data.source: there is no .txt file in {folder} or below it")
     return files
@@ -51,6 +67,8 @@ def read_pieces(data: TextData, files: Sequence[Path]) -> Iterator[Piece]:
         try:
             for document in _documents(data, path):
                 yield from _cut(document)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"data.source: {path} is cut off or damaged ({error}); copy it again") from None
         except UnicodeDecodeError:
             if data.source != STDLIB:  # its few files in old encodings are left out
                 message = f"data.source: {path} is not UTF-8 text; convert it, for example with iconv"
@@ -69,13 +87,59 @@ def _documents(data: TextData, path: Path) -> Iterator[TextIO]:
     if data.source == STDLIB:
         yield io.StringIO(path.read_text(encoding="utf-8"))  # whole, so that an undecodable file leaves no part behind
         return
-    with path.open(encoding="utf-8-sig") as file:
-        if path.suffix == ".jsonl":
+    if path.suffix == ".parquet":
+        yield from (io.StringIO(text) for text in _parquet_texts(path, data.field or "text"))
+        return
+    with _opened(path) as file:
+        if ".jsonl" in path.suffixes:
             yield from _json_texts(file, path, data.field or "text")
+        elif ".csv" in path.suffixes:
+            yield from _csv_texts(file, path, data.field or "text")
         elif split_by_lines(data):
             yield from (io.StringIO(line.strip()) for line in file)
         else:
             yield file
+
+
+def _opened(path: Path) -> TextIO:
+    """A file of text, unpacked while it is read."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig")
+    if path.suffix == ".zst":
+        need_extra("zstandard", "zstandard", "zst", f"data.source {path}")
+        import zstandard
+
+        unpacked = zstandard.open(path, "rt", encoding="utf-8-sig")
+        assert isinstance(unpacked, io.TextIOWrapper), "opened as text"
+        return unpacked
+    return path.open(encoding="utf-8-sig")
+
+
+def _csv_texts(file: TextIO, path: Path, field: str) -> Iterator[TextIO]:
+    rows = csv.DictReader(file)
+    _check_column(field, list(rows.fieldnames or []), path)
+    for row in rows:
+        yield io.StringIO(row[field] or "")
+
+
+def _parquet_texts(path: Path, field: str) -> Iterator[str]:
+    need_extra("pyarrow", "pyarrow", "parquet", f"data.source {path}")
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            _check_column(field, file.schema_arrow.names, path)
+            for batch in file.iter_batches(batch_size=_ROWS, columns=[field]):
+                yield from (text or "" for text in batch.column(0).cast(pyarrow.string()).to_pylist())
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"data.source: {path} cannot be read as text from parquet: {error}") from None
+
+
+def _check_column(field: str, names: Sequence[str], path: Path) -> None:
+    if field not in names:
+        hint = nearest(field, names) or f"; it has {', '.join(names)}"
+        raise ValueError(f"{path}: there is no column {field!r}{hint}; the field says which column holds the text")
 
 
 def _json_texts(file: TextIO, path: Path, field: str) -> Iterator[TextIO]:

@@ -72,7 +72,7 @@ def text_sources(
     common = {key: value for key, value in given.items() if value is not None}
     try:
         return [
-            TextData.model_validate({"source": name, **common, **({"field": field} if name.endswith(".jsonl") else {})})
+            TextData.model_validate({"source": name, **common, **({"field": field} if field and "." in name else {})})
             for name in names
         ]
     except ValidationError as error:

@@ -1,5 +1,6 @@
 """`data:` what is learned from. Chosen by `source` (a built-in name or a path), `prepared` or `import`."""
 
+import re
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
@@ -53,7 +54,7 @@ class TextData(DataSection):
             problems.append("vocabulary has no effect when a tokenizer is given; remove one of them")
         elif self.vocabulary and self.vocabulary < 258:
             problems.append("vocabulary must be at least 258: the 256 bytes, the end of text and the mask")
-        if self.field and not self.source.endswith(".jsonl"):
+        if self.field and not re.search(r"\.(jsonl|csv|parquet)(\.gz|\.zst)?$", self.source):
             problems.append("field has an effect only with a .jsonl source; remove it")
         refuse(problems)
         return self

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
+from typing import Any
 
 from slipstream.runs.folder import RunError, RunFolder, write_text
 
@@ -46,11 +47,19 @@ class Result:
     """Most bytes that the first worker held on its GPU."""
     predicted_memory: int | None = None
     """What the plan said of the busiest worker."""
+    data_wait: float | None = None
+    """Part of the steps' time that the first worker waited for data."""
 
 
 def steady_step(seconds: Sequence[float]) -> float:
     """The time of a step, without those at the start."""
     return median(seconds[len(seconds) // 4 :])
+
+
+def part_waiting(lines: Sequence[dict[str, Any]]) -> float:
+    """Part of the time of steps that was spent waiting for data, without those at the start."""
+    steady = lines[len(lines) // 4 :]
+    return float(sum(line.get("data_wait", 0.0) for line in steady) / sum(line["seconds"] for line in steady))
 
 
 def write_result(run: RunFolder, result: Result) -> None:

@@ -1,9 +1,10 @@
 """From the order of samples to what one worker takes through its model in each step."""
 
 import random
+import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -44,6 +45,8 @@ class Share:
     size: int
     """Samples in this step, over all workers."""
     micro_batches: list[MicroBatch]
+    waited: float = 0.0
+    """Seconds that the loop had to wait for it."""
 
 
 class Batches:
@@ -67,11 +70,12 @@ class Batches:
         )
         with closing(ahead):  # type: ignore[type-var]
             while True:
+                began = time.perf_counter()
                 with pulse.during("data"):
                     share = next(ahead, None)
                 if share is None:
                     return
-                yield share
+                yield replace(share, waited=time.perf_counter() - began)
 
     @property
     def held_out(self) -> int:

@@ -97,7 +97,7 @@ def train(
         if late:
             found = settle(late)
             progress = _advance(progress, late.share, found, update)
-            recorder.step(progress, late.share.size, found, {})
+            recorder.step(progress, late.share, found, {})
             stopped, save, late = found.agreed.stop, found.agreed.save, None
             checkpointer.check()
         last = step.number == timeline.steps
@@ -115,7 +115,7 @@ def train(
             with pulse.during("evaluate"):
                 samples = batches.held_out_samples(everything=last)
                 judged = judge(worker, batches.fetch_held_out, samples, pulse.beat)
-        recorder.step(progress, share.size, found, judged)
+        recorder.step(progress, share, found, judged)
         with pulse.during("checkpoint"):
             checkpointer.check()
             if save or stopped:

@@ -8,6 +8,7 @@ import torch
 from slipstream.data.base import Facts
 from slipstream.runs import RunFolder, append_line
 from slipstream.runs.checkpoints import Progress
+from slipstream.train.batches import Share
 from slipstream.train.found import Found
 from slipstream.train.timeline import Timeline
 from slipstream.train.world import World
@@ -34,7 +35,7 @@ class Recorder:
                 tokens=timeline.samples * self._facts.tokens_per_sample,
             )
 
-    def step(self, progress: Progress, batch: int, found: Found, judged: dict[str, float]) -> None:
+    def step(self, progress: Progress, share: Share, found: Found, judged: dict[str, float]) -> None:
         """Write one step's line."""
         if not self._writes:
             return
@@ -43,8 +44,9 @@ class Recorder:
             "samples": progress.samples,
             "loss": _finite(found.agreed.loss),
             "lr": found.lr,
-            "tokens_per_s": round(batch * self._facts.tokens_per_sample / found.seconds, 1),
+            "tokens_per_s": round(share.size * self._facts.tokens_per_sample / found.seconds, 1),
             "seconds": round(found.seconds, 6),
+            "data_wait": round(share.waited, 6),
         }
         if self._device.type == "cuda":
             line["memory"] = torch.cuda.max_memory_allocated(self._device)
