@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from slipstream.data.documents import Piece, find_files, read_pieces
 from slipstream.data.manifest import TOKENIZER, Manifest
 from slipstream.data.tokenizer import VOCABULARY, Ids, ids_of, load_tokenizer, train_tokenizer
-from slipstream.data.writing import ShardWriter, refuse_if_prepared
+from slipstream.data.writing import PROGRESS, ShardWriter, refuse_if_prepared
 from slipstream.job.data import TextData
 
 BATCH = 1_000_000
@@ -90,7 +90,7 @@ def _tokenizer(
     own, given = folder / TOKENIZER, sources[0].tokenizer
     if given:
         shutil.copyfile(given, own)
-    elif not own.exists():  # one that is there is of the preparation that goes on
+    elif not (folder / PROGRESS).exists():  # otherwise there is that of the preparation that goes on
         vocabulary = sources[0].vocabulary or VOCABULARY
         say(f"training a tokeniser of {vocabulary:,} tokens")
         draft = folder / f".{TOKENIZER}"
