@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from program import SLIPSTREAM, slipstream, write_job
 from slipstream.data.manifest import DOCUMENTS, MANIFEST, PAGES, TOKENIZER, read_manifest
+from slipstream.data.pages import DamagedShard
 from slipstream.data.prepared import Prepared
-from slipstream.data.shards import DamagedShard, Shards
+from slipstream.data.shards import Shards
 from slipstream.data.tokenizer import Ids
 from slipstream.data.writing import ShardWriter
 
@@ -38,8 +39,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def prepare(text: Path, dest: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return slipstream("data", "prepare", text, dest, "--vocabulary", "300", "--shard", "1", *words, cwd=dest.parent)
+def prepare(text: Path, dest: Path | str, *words: str) -> subprocess.CompletedProcess[str]:
+    return slipstream("data", "prepare", text, dest, "--vocabulary", "300", "--shard", "1", *words, cwd=text.parent)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

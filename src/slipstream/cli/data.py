@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +24,7 @@ def prepare(
         typer.Argument(
             metavar="SOURCE… DEST",
             help="Text: .txt, .jsonl, .csv (also .gz, .zst), .parquet, patterns such as 'data/*.jsonl.gz', folders of "
-            ".txt, python-stdlib; last the folder to make.",
+            ".txt, python-stdlib; last the folder to make, or an address such as s3://bucket/folder.",
         ),
     ],
     tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json. Default: one is trained.")] = None,
@@ -35,7 +36,8 @@ def prepare(
     """Tokenise text into shards. Ended before it was done, the same command goes on where it was."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from slipstream.data.preparing import prepare_text, size_of, text_sources
+    from slipstream.data.preparing import prepare_text, size_of, staging_folder, text_sources, upload
+    from slipstream.data.storage import StorageGone, is_remote
 
     if len(paths) < 2:
         print("say what to prepare and where to: slipstream data prepare SOURCE… DEST", file=sys.stderr)
@@ -53,8 +55,12 @@ def prepare(
 
             say = lambda text: bar.console.print(text, highlight=False)  # noqa: E731
             cores = len(os.sched_getaffinity(0))
-            made = prepare_text(sources, Path(dest), workers or cores, shard * 2**20, progress, say)
-    except ValueError as error:
+            folder = staging_folder(dest) if is_remote(dest) else Path(dest)
+            made = prepare_text(sources, folder, workers or cores, shard * 2**20, progress, say)
+            if is_remote(dest):
+                upload(folder, dest, say)
+                shutil.rmtree(folder)
+    except (ValueError, StorageGone) as error:
         print(error, file=sys.stderr)
         raise typer.Exit(REFUSED) from None
     print(f"{made.tokens:,} tokens of {made.documents:,} documents in {len(made.shards):,} shards: {dest}")

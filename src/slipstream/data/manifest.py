@@ -76,8 +76,13 @@ def read_manifest(folder: Path, setting: str) -> Manifest:
     if not path.is_file():
         there = "is not a prepared dataset: it has no manifest" if folder.is_dir() else "is not there"
         raise ValueError(f"{setting}: {folder} {there}; `slipstream data prepare SOURCE {folder}` makes one")
+    return parse_manifest(path.read_text(encoding="utf-8", errors="replace"), str(path), setting)
+
+
+def parse_manifest(text: str, where: str, setting: str) -> Manifest:
+    """The manifest that was written as this text."""
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, Any] = json.loads(text)
         number = values.pop("format")
         if number != FORMAT:
             raise ValueError(f"it is of format {number}, and this program reads {FORMAT}")
@@ -87,7 +92,7 @@ def read_manifest(folder: Path, setting: str) -> Manifest:
         manifest = Manifest(**{**values, "ids": Ids(**values["ids"]), "shards": shards})
         _check(manifest)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{setting}: the manifest {path} is damaged ({error}); prepare the dataset again") from None
+        raise ValueError(f"{setting}: the manifest {where} is damaged ({error}); prepare the dataset again") from None
     return manifest
 
 

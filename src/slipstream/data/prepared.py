@@ -5,18 +5,25 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.data.base import Batch, Dataset, Facts
-from slipstream.data.manifest import TOKENIZER, read_manifest
+from slipstream.data.manifest import TOKENIZER, Manifest, read_manifest
+from slipstream.data.page_cache import PageCache
+from slipstream.data.remote import RemoteShards, pages_folder, remote_manifest, remote_tokenizer
 from slipstream.data.shards import Shards
+from slipstream.data.storage import Storage, StorageGone, is_remote
 from slipstream.data.text import mask_of
 from slipstream.data.tokenizer import Ids
 from slipstream.job import Job
 from slipstream.job.data import PreparedData
 
+_CACHE = 20_000_000_000
+_IMPATIENT = 8.0
+"""Seconds for which a storage is asked for a manifest: who has just typed a command is waiting."""
+
 
 class Prepared:
     """Sample i is tokens[i·S : i·S + S + shift] of the row of all tokens."""
 
-    def __init__(self, shards: Shards, sequence: int, shift: int) -> None:
+    def __init__(self, shards: Shards | RemoteShards, sequence: int, shift: int) -> None:
         manifest = shards.manifest
         self.facts = Facts(inputs=(sequence,), outputs=manifest.ids.vocabulary, tokens=True)
         self.together = max(1, manifest.page // np.dtype(manifest.dtype).itemsize // sequence)
@@ -25,6 +32,10 @@ class Prepared:
 
     def __len__(self) -> int:
         return (self._shards.manifest.tokens - self._shift) // self._sequence
+
+    def expect(self, indices: np.ndarray) -> None:
+        """These samples will be fetched soon."""
+        self._shards.expect(indices * self._sequence, self._sequence + self._shift)
 
     def fetch(self, indices: np.ndarray) -> Batch:
         import torch
@@ -36,27 +47,45 @@ class Prepared:
 
 def prepared_tokenizer(data: PreparedData) -> Path:
     """What the tokens mean."""
+    if is_remote(data.prepared):
+        storage = Storage(data.prepared)
+        return remote_tokenizer(storage, remote_manifest(storage, "data.prepared"))
     return Path(data.prepared) / TOKENIZER
 
 
 def prepared_ids(data: PreparedData) -> Ids:
     """Special ids of the tokeniser."""
-    return read_manifest(Path(data.prepared), "data.prepared").ids
+    return _manifest(data).ids
 
 
 def check_prepared(data: PreparedData) -> None:
-    read_manifest(Path(data.prepared), "data.prepared")
+    _manifest(data)
 
 
 def open_prepared(data: PreparedData, job: Job) -> Dataset:
-    folder = Path(data.prepared)
-    manifest = read_manifest(folder, "data.prepared")
+    manifest = _manifest(data)
     shift = 0 if job.task.kind == "masked-token" else 1
     if manifest.tokens < data.sequence + shift:
         raise ValueError(
-            f"data.prepared: {folder} has {manifest.tokens:,} tokens, fewer than one sequence of {data.sequence:,}; "
-            "prepare more text, or set a smaller data.sequence"
+            f"data.prepared: {data.prepared} has {manifest.tokens:,} tokens, fewer than one sequence of "
+            f"{data.sequence:,}; prepare more text, or set a smaller data.sequence"
         )
     if job.task.kind == "masked-token":
-        mask_of(manifest.ids, f"the tokeniser of data.prepared {folder}")
-    return Prepared(Shards(folder, manifest), data.sequence, shift)
+        mask_of(manifest.ids, f"the tokeniser of data.prepared {data.prepared}")
+    return Prepared(_shards(data, manifest), data.sequence, shift)
+
+
+def _manifest(data: PreparedData) -> Manifest:
+    if not is_remote(data.prepared):
+        return read_manifest(Path(data.prepared), "data.prepared")
+    try:
+        return remote_manifest(Storage(data.prepared, _IMPATIENT), "data.prepared")
+    except StorageGone as error:
+        raise ValueError(f"data.prepared: {error}") from None
+
+
+def _shards(data: PreparedData, manifest: Manifest) -> Shards | RemoteShards:
+    if not is_remote(data.prepared):
+        return Shards(Path(data.prepared), manifest)
+    limit = _CACHE if data.cache is None else data.cache
+    return RemoteShards(Storage(data.prepared), manifest, PageCache(pages_folder(manifest), limit))

@@ -16,10 +16,12 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from slipstream.data.documents import Piece, find_files, read_pieces
-from slipstream.data.manifest import TOKENIZER, Manifest
+from slipstream.data.manifest import MANIFEST, TOKENIZER, Manifest
+from slipstream.data.storage import Storage
 from slipstream.data.tokenizer import VOCABULARY, Ids, ids_of, load_tokenizer, train_tokenizer
 from slipstream.data.writing import PROGRESS, ShardWriter, refuse_if_prepared
 from slipstream.job.data import TextData
+from slipstream.runs.cache import cache_folder
 
 BATCH = 1_000_000
 """Characters that a process takes at a time."""
@@ -64,6 +66,20 @@ def prepare_text(
     return writer.finish()
 
 
+def upload(folder: Path, address: str, say: Callable[[str], None]) -> None:
+    """Copy a dataset into object storage; the manifest comes last, and makes it a dataset there."""
+    storage = Storage(address)
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith(".") and path.name != MANIFEST)
+    for number, name in enumerate([*names, MANIFEST], 1):
+        say(f"uploading {number} of {len(names) + 1}: {name}")
+        storage.write(name, (folder / name).read_bytes())
+
+
+def staging_folder(address: str) -> Path:
+    """Where a dataset is made that will be uploaded."""
+    return cache_folder() / "staging" / hashlib.sha256(address.encode()).hexdigest()[:24]
+
+
 def text_sources(
     names: Sequence[str], tokenizer: str | None, vocabulary: int | None, field: str | None
 ) -> list[TextData]:
@@ -90,7 +106,7 @@ def _tokenizer(
     own, given = folder / TOKENIZER, sources[0].tokenizer
     if given:
         shutil.copyfile(given, own)
-    elif not (folder / PROGRESS).exists():  # otherwise there is that of the preparation that goes on
+    elif not ((folder / PROGRESS).exists() and own.exists()):  # it is that of the preparation that goes on
         vocabulary = sources[0].vocabulary or VOCABULARY
         say(f"training a tokeniser of {vocabulary:,} tokens")
         draft = folder / f".{TOKENIZER}"

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from slipstream.job.base import Section, refuse
-from slipstream.job.units import Count, Fraction, Number
+from slipstream.job.units import Bytes, Count, Fraction, Number
 
+_REMOTE = re.compile(r"[a-z0-9]+://")
 BUILT_IN_SOURCES = ("python-stdlib", "digits", "mnist", "synthetic")
 
 
@@ -76,10 +77,18 @@ class TokenData(DataSection):
 class PreparedData(DataSection):
     """Tokens that `slipstream data prepare` has made, with a checksum for every page of them."""
 
-    prepared: FilePath
-    """The folder that it made."""
+    prepared: Annotated[str, AfterValidator(lambda text: text if _REMOTE.match(text) else absolute(text))]
+    """The folder that it made; or its address in object storage: s3://bucket/folder, gs://…, az://…, https://…."""
     sequence: Count = 256
     """Tokens in a sample."""
+    cache: Bytes | None = None
+    """How much of this machine's disk pages of remote datasets may take; 0B for none. Default: 20GB."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "PreparedData":
+        if self.cache is not None and not _REMOTE.match(self.prepared):
+            refuse(["cache has an effect only where the dataset is remote; remove it"])
+        return self
 
 
 class TableData(DataSection):

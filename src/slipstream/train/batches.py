@@ -13,6 +13,7 @@ from torch import Tensor
 from slipstream.data import Dataset, mask_id
 from slipstream.data.base import Batch
 from slipstream.data.order import Order
+from slipstream.data.prepared import Prepared
 from slipstream.data.stream import prefetch
 from slipstream.job import Job
 from slipstream.job.data import ImportData
@@ -57,6 +58,7 @@ class Batches:
         self._order = Order(len(dataset), job.data.validation, job.seed, getattr(dataset, "together", 1))
         self._own_data = isinstance(job.data, ImportData)
         self.timeline = Timeline.of(job, self._order.training)
+        self._window = range(0)
         self._mask_id = mask_id(job) if isinstance(job.task, MaskedToken) else None
 
     def from_sample(self, seen: int, pulse: Pulse) -> Iterator[Share]:
@@ -98,6 +100,7 @@ class Batches:
         indices = self._order.indices(mine.start, len(mine))
         if self._own_data:
             seed_everything(self._job.seed, mine.start)
+        self._look_ahead(mine.start, indices)
         batch = self._prepare(self._dataset.fetch(indices), positions)
         size = self._plan.layout.micro_batch
         return Share(
@@ -113,6 +116,18 @@ class Batches:
                 for first in range(0, len(mine), size)
             ],
         )
+
+    def _look_ahead(self, position: int, indices: np.ndarray) -> None:
+        """Tell a dataset that fetches from afar what is needed first, and what comes after it."""
+        if not isinstance(self._dataset, Prepared):
+            return
+        self._dataset.expect(indices)
+        window = self._order.window(position)
+        if window != self._window:
+            self._window = window
+            following = self._order.window(window.stop)
+            self._dataset.expect(self._order.indices(window.start, len(window)))
+            self._dataset.expect(self._order.indices(following.start, len(following)))
 
     def _prepare(self, batch: Batch, positions: np.ndarray) -> Batch:
         if self._mask_id is not None:

@@ -1,0 +1,65 @@
+"""Object storage: files at an address such as s3://bucket/folder, by obstore (Rust's object_store)."""
+
+from datetime import timedelta
+from typing import Any
+
+from slipstream.data.checks import need_extra
+
+SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
+PATIENCE = 120.0
+"""Seconds for which a storage that does not answer is asked again, ever more rarely."""
+_SLOWEST = timedelta(seconds=8)
+"""Between two tries."""
+
+
+class StorageGone(OSError):
+    """The storage has not answered for too long, or does not have what it should."""
+
+
+def is_remote(address: str) -> bool:
+    """Whether this is an address in object storage, and not a path."""
+    return address.startswith(SCHEMES)
+
+
+class Storage:
+    """One folder there. Who one is, and where the storage is if not at the cloud's own address, the environment says
+    (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …)."""
+
+    def __init__(self, address: str, patience: float = PATIENCE) -> None:
+        need_extra("obstore", "obstore", "cloud", address)
+        from obstore.store import from_url
+
+        self.address = address.rstrip("/")
+        retry = {
+            "max_retries": 10_000,
+            "retry_timeout": timedelta(seconds=patience),
+            "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": _SLOWEST, "base": 2},
+        }
+        options: dict[str, Any] = {"allow_http": True, "connect_timeout": "5s", "timeout": "60s"}
+        self._store: Any = from_url(self.address, client_options=options, retry_config=retry)  # type: ignore[call-overload]
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> memoryview:
+        """A file, or the part of it from `start` to `end`."""
+        import obstore
+
+        try:
+            if end is None:
+                return memoryview(obstore.get(self._store, name).bytes())
+            return memoryview(obstore.get_range(self._store, name, start=start, end=end))
+        except FileNotFoundError:
+            raise StorageGone(f"{self.address}/{name} is missing") from None
+        except Exception as error:  # obstore's own, of which there are many
+            raise StorageGone(f"{self.address}/{name} cannot be read: {_first_line(error)}") from None
+
+    def write(self, name: str, data: bytes) -> None:
+        """A whole file: it appears when all of it is there."""
+        import obstore
+
+        try:
+            obstore.put(self._store, name, data)
+        except Exception as error:
+            raise StorageGone(f"{self.address}/{name} cannot be written: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

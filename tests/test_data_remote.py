@@ -1,0 +1,158 @@
+"""Prepared datasets in object storage: on a real S3 server, which may fail."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs import merge
+from program import slipstream, write_job
+from s3 import Server
+from slipstream.data.manifest import TOKENIZER, read_manifest
+from slipstream.data.page_cache import PageCache
+from slipstream.data.pages import DamagedShard
+from slipstream.data.remote import RemoteShards, remote_manifest
+from slipstream.data.shards import Shards
+from slipstream.data.storage import Storage, StorageGone
+from test_data_prepared import WORDS, contents, flip, job, prepare
+
+TEXTS = [" ".join(WORDS[(number * step) % 12] for step in range(700)) for number in range(2500)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"))
+    server.start()
+    server.make_bucket("data")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("local")
+    text = folder / "documents.jsonl"
+    text.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    done = prepare(text, folder / "dataset")
+    assert done.returncode == 0, done.stderr
+    return folder / "dataset"
+
+
+@pytest.fixture(scope="module")
+def address(server: Server, local: Path) -> str:  # noqa: ARG001
+    done = prepare(local.parent / "documents.jsonl", "s3://data/corpus")
+    assert done.returncode == 0, done.stderr
+    return "s3://data/corpus"
+
+
+def opened(address: str, cache: PageCache, patience: float = 60) -> RemoteShards:
+    storage = Storage(address, patience)
+    return RemoteShards(storage, remote_manifest(storage, "test"), cache)
+
+
+def some_rows(shards: Any, seed: int = 0) -> np.ndarray:
+    starts = np.random.default_rng(seed).integers(0, shards.manifest.tokens - 300, 200)
+    rows: np.ndarray = shards.rows(starts, 300)
+    return rows
+
+
+def test_what_is_uploaded_is_what_would_be_in_a_folder(address: str, local: Path) -> None:
+    storage = Storage(address)
+    assert len(list(local.glob("shard-*.bin"))) > 2
+    for name, data in contents(local).items():
+        assert bytes(storage.read(name)) == data
+
+
+@pytest.mark.parametrize("limit", [0, 10**9])
+def test_rows_are_those_of_the_folder_cold_and_warm(address: str, local: Path, limit: int, tmp_path: Path) -> None:
+    expected = some_rows(Shards(local, read_manifest(local, "test")))
+    for _ in range(2):
+        assert np.array_equal(some_rows(opened(address, PageCache(tmp_path / "set", limit))), expected)
+    kept = list(tmp_path.glob("set/[0-9]*"))
+    assert bool(kept) == bool(limit)
+    if kept:
+        flip(kept[0], 5)  # what was damaged here is fetched again
+        assert np.array_equal(some_rows(opened(address, PageCache(tmp_path / "set", limit))), expected)
+
+
+def test_the_cache_is_bounded_and_the_oldest_goes(tmp_path: Path) -> None:
+    cache = PageCache(tmp_path / "set", limit=1000)
+    for page in range(96):
+        cache.put(page, memoryview(bytes(100)))
+    kept = sorted(int(path.name) for path in tmp_path.glob("set/[0-9]*"))
+    assert len(kept) <= 10 and kept[-1] == 95
+
+
+def test_without_a_place_for_pages_it_goes_on_and_says_so(address: str, local: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.warns(UserWarning, match="no longer kept"):
+        cache = PageCache(tmp_path / "file" / "set", limit=10**9)
+    expected = some_rows(Shards(local, read_manifest(local, "test")))
+    assert np.array_equal(some_rows(opened(address, cache)), expected)
+
+
+def test_what_has_changed_there_is_found_and_named(server: Server, local: Path) -> None:  # noqa: ARG001
+    for name, data in contents(local).items():
+        changed = bytearray(data)
+        if name == "shard-00001.bin":
+            changed[1000] ^= 1
+        Storage("s3://data/changed").write(name, bytes(changed))
+    with pytest.raises(DamagedShard, match=r"s3://data/changed/shard-00001.bin is damaged"):
+        some_rows(opened("s3://data/changed", PageCache(Path(), 0)))
+
+
+def remote_job(address: str) -> dict[str, Any]:
+    return merge(job(Path(address)), {"data.prepared": address})
+
+
+def test_a_run_learns_the_same_from_afar(address: str, local: Path, tmp_path: Path) -> None:
+    curves = []
+    for name, values in (("near", job(local)), ("far", remote_job(address))):
+        folder = tmp_path / name
+        folder.mkdir()
+        path = write_job(folder, values)
+        done = slipstream("train", path, "--workers", "2", "--run-dir", "run", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+        curves.append([line["loss"] for line in lines])
+    assert curves[0] == curves[1]
+    assert (tmp_path / "far/run/export/tokenizer.json").read_bytes() == (local / TOKENIZER).read_bytes()
+
+
+def test_a_storage_that_comes_back_is_waited_for(server: Server, address: str, local: Path) -> None:
+    shards = opened(address, PageCache(Path(), 0))
+    server.kill()
+    back = threading.Timer(4, server.start)
+    back.start()
+    began = time.monotonic()
+    rows = some_rows(shards)
+    assert time.monotonic() - began > 3
+    back.join()
+    assert np.array_equal(rows, some_rows(Shards(local, read_manifest(local, "test"))))
+
+
+def test_a_storage_that_does_not_come_back_is_an_error(server: Server, address: str, tmp_path: Path) -> None:
+    shards = opened(address, PageCache(Path(), 0), patience=2)
+    server.kill()
+    try:
+        with pytest.raises(StorageGone, match="cannot be read"):
+            some_rows(shards)
+        began = time.monotonic()
+        done = slipstream("train", write_job(tmp_path, remote_job(address)), cwd=tmp_path)
+        assert done.returncode == 2 and "data.prepared: s3://data/corpus/manifest.json cannot be read" in done.stderr
+        assert time.monotonic() - began < 20
+    finally:
+        server.start()
+
+
+def test_what_is_not_there_is_said(server: Server, tmp_path: Path) -> None:  # noqa: ARG001
+    done = slipstream("train", write_job(tmp_path, remote_job("s3://data/nothing")), cwd=tmp_path)
+    assert done.returncode == 2 and "s3://data/nothing/manifest.json is missing" in done.stderr
