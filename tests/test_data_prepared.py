@@ -26,15 +26,16 @@ from slipstream.data.shards import Shards
 from slipstream.data.tokenizer import Ids
 from slipstream.data.writing import ShardWriter
 
+DOCUMENTS_WRITTEN = 2600
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu")
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two million tokens or so of words that a small tokeniser knows."""
+    """Words that a small tokeniser knows, for some shards."""
     draw, path = random.Random(3), tmp_path_factory.mktemp("text") / "documents.jsonl"
     with path.open("w") as file:
-        for _ in range(4000):
+        for _ in range(DOCUMENTS_WRITTEN):
             file.write(json.dumps({"text": " ".join(draw.choices(WORDS, k=draw.randint(1, 800)))}) + "\n")
     return path
 
@@ -77,7 +78,7 @@ def test_all_text_is_there_in_its_order(text: Path, dataset: Path) -> None:
     tokenizer = Tokenizer.from_file(str(dataset / TOKENIZER))
     lines = text.read_text().splitlines()
     assert len(offsets) - 1 == len(lines) == shards.manifest.documents
-    for number in (0, 1, 1999, 3999):
+    for number in (0, 1, DOCUMENTS_WRITTEN - 1):
         found = tokenizer.decode(tokens[offsets[number] : offsets[number + 1]].tolist())
         assert found == json.loads(lines[number])["text"]
 
@@ -284,5 +285,7 @@ def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
 def test_it_is_shown(dataset: Path) -> None:
     done = slipstream("data", "inspect", dataset, "--json", cwd=dataset.parent)
     shown = json.loads(done.stdout)
-    assert shown["documents"] == 4000 and shown["tokens"] == sum(shard["tokens"] for shard in shown["shards"])
+    assert shown["documents"] == DOCUMENTS_WRITTEN and shown["tokens"] == sum(
+        shard["tokens"] for shard in shown["shards"]
+    )
     assert f"{shown['tokens']:,}" in slipstream("data", "inspect", dataset, cwd=dataset.parent).stdout

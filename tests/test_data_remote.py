@@ -21,7 +21,7 @@ from slipstream.data.shards import Shards
 from slipstream.data.storage import Storage, StorageGone
 from test_data_prepared import WORDS, contents, flip, job, prepare
 
-TEXTS = [" ".join(WORDS[(number * step) % 12] for step in range(700)) for number in range(2500)]
+TEXTS = [" ".join(WORDS[(number * step) % 12] for step in range(700)) for number in range(1800)]
 
 
 @pytest.fixture(scope="module")

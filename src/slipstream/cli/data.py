@@ -1,7 +1,6 @@
 """`slipstream data`: prepare a dataset once, look at it, check it."""
 
 import json
-import os
 import shutil
 import sys
 from dataclasses import asdict
@@ -38,6 +37,7 @@ def prepare(
 
     from slipstream.data.preparing import prepare_text, size_of, staging_folder, text_sources, upload
     from slipstream.data.storage import StorageGone, is_remote
+    from slipstream.plan import this_machine
 
     if len(paths) < 2:
         print("say what to prepare and where to: slipstream data prepare SOURCE… DEST", file=sys.stderr)
@@ -54,7 +54,7 @@ def prepare(
                 bar.update(task, completed=characters, rate=f"{tokens / 1e6:,.1f}M tokens, {speed / 1e6:.1f} MB/s")
 
             say = lambda text: bar.console.print(text, highlight=False)  # noqa: E731
-            cores = len(os.sched_getaffinity(0))
+            cores = this_machine().cores
             folder = staging_folder(dest) if is_remote(dest) else Path(dest)
             made = prepare_text(sources, folder, workers or cores, shard * 2**20, progress, say)
             if is_remote(dest):
