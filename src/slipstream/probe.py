@@ -72,6 +72,8 @@ FITTED_SHARED = ("link", "link_latency", "gradients_hidden", "tensor_hidden", "n
 
 def probe(say: Callable[[str], None]) -> Profile:
     """Measure for a minute or two."""
+    for name, value in compiler_environment().items():
+        os.environ.setdefault(name, value)
     import torch
 
     machine = this_machine()
@@ -253,8 +255,6 @@ def _measure_gpu(
     shapes: tuple[Shape, ...], machine: Machine, say: Callable[[str], None]
 ) -> Iterator[tuple[Job, float]]:
     """In this process: a GPU does not tire of starting, but it takes ten seconds each time."""
-    for name, value in compiler_environment().items():
-        os.environ.setdefault(name, value)
     with tempfile.TemporaryDirectory(prefix="slipstream-probe-") as folder:
         for number, shape in enumerate(shapes, 1):
             say(f"training steps, {number} of {len(shapes)}")
@@ -264,14 +264,16 @@ def _measure_gpu(
 
 def rehearse_step(job: Job, machine: Machine) -> float:
     """Seconds of a step, the median of the steady ones, in this process."""
-    lines = rehearse(job, make_plan(job, machine), lambda path: Until(path, STEPS - 1))
-    return float(np.median([line["seconds"] for line in lines[_UNSTEADY:]]))
+    return _steady(rehearse(job, make_plan(job, machine), lambda path: Until(path, STEPS - 1)))
 
 
 def measure_step(job: Job, workers: int, folder: Path) -> float:
     """Seconds of a step, the median of the steady ones."""
     train(job, workers=workers, run_dir=folder)
-    lines = list(read_lines(RunFolder(folder).metrics))
+    return _steady(list(read_lines(RunFolder(folder).metrics)))
+
+
+def _steady(lines: list[dict[str, Any]]) -> float:
     return float(np.median([line["seconds"] for line in lines[_UNSTEADY:]]))
 
 

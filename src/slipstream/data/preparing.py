@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from slipstream.data.documents import Piece, find_files, read_pieces
 from slipstream.data.manifest import MANIFEST, TOKENIZER, Manifest
 from slipstream.data.storage import Storage
-from slipstream.data.tokenizer import VOCABULARY, Ids, ids_of, load_tokenizer, train_tokenizer
+from slipstream.data.tokenizer import VOCABULARY, Ids, batches, ids_of, load_tokenizer, train_tokenizer
 from slipstream.data.writing import PROGRESS, ShardWriter, refuse_if_prepared
 from slipstream.job.data import TextData
 from slipstream.runs.cache import cache_folder
@@ -55,7 +55,7 @@ def prepare_text(
     writer = ShardWriter(folder, ids, {**_identity(sources, files, folder), "shard": shard}, shard)
     if writer.tokens:
         say(f"going on after {writer.tokens:,} tokens")
-    texts = islice(_batches(_pieces(sources, files)), writer.progress.batches, None)
+    texts = islice(batches(_pieces(sources, files), BATCH), writer.progress.batches, None)
     done = 0
     for encoded in _encode_all(texts, folder / TOKENIZER, ids, workers):
         writer.add(encoded.tokens, encoded.ends)
@@ -129,19 +129,6 @@ def _identity(sources: Sequence[TextData], files: Sequence[Sequence[Path]], fold
 def _pieces(sources: Sequence[TextData], files: Sequence[Sequence[Path]]) -> Iterator[Piece]:
     for source, some in zip(sources, files, strict=True):
         yield from read_pieces(source, some)
-
-
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece.text)
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _encode_all(texts: Iterable[list[Piece]], tokenizer: Path, ids: Ids, workers: int) -> Iterator[Encoded]:

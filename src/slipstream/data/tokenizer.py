@@ -73,7 +73,7 @@ def train_tokenizer(pieces: Iterable[Piece], size: int, vocabulary: int) -> Toke
 
 def encode(tokenizer: Tokenizer, pieces: Iterable[Piece], ids: Ids) -> Iterator[tuple[np.ndarray, bool]]:
     """The ids of each piece, and whether a document ends with them."""
-    for batch in _batches(pieces):
+    for batch in batches(pieces, _BATCH):
         encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
         for piece, encoding in zip(batch, encodings, strict=True):
             end = [ids.end_of_text] if piece.ends and ids.end_of_text is not None else []
@@ -89,13 +89,14 @@ def _evenly(pieces: Iterable[Piece], size: int) -> Iterator[str]:
             yield piece.text
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+def batches(pieces: Iterable[Piece], characters: int) -> Iterator[list[Piece]]:
+    """Pieces in groups of at least so many characters; the last may have fewer."""
     batch: list[Piece] = []
     size = 0
     for piece in pieces:
         batch.append(piece)
         size += len(piece.text)
-        if size >= _BATCH:
+        if size >= characters:
             yield batch
             batch, size = [], 0
     if batch:
