@@ -54,6 +54,20 @@ def test_head_and_loss_in_one(rows, width, classes, ignored):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("linear", [fp8.linear, partial(fp8.linear, by_row=True), int8.linear])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_linear_layer_in_8_bits_is_the_same_compiled(linear, dtype):
+    """In torch 2.11 a compiled autograd function whose result has two names gives no gradient, and no error."""
+    made = []
+    for compute in (linear, torch.compile(linear, fullgraph=True, dynamic=False, backend="aot_eager")):
+        leaves = random(dtype, 64, 96).requires_grad_(), random(dtype, 48, 96).requires_grad_()
+        y = compute(*leaves, None)
+        y.float().square().sum().backward()
+        made.append((y.detach(), *(leaf.grad for leaf in leaves)))
+    for eager, compiled in zip(*made, strict=True):
+        torch.testing.assert_close(compiled, eager)
+
+
 @pytest.mark.parametrize(
     ("linear", "least", "most"),
     [(fp8.linear, 1e-3, 0.08), (partial(fp8.linear, by_row=True), 1e-3, 0.08), (int8.linear, 1e-4, 0.02)],

@@ -1,9 +1,11 @@
 """Compiling the blocks of a model: they are alike, so one is compiled and all use it. The result is kept on disk."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from importlib import import_module
 from threading import Thread
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from torch import nn
 from slipstream.train.models.decoder import Decoder
 from slipstream.train.models.resnet import Resnet
 
+Forward = Callable[..., Any]
 _SHORT = 1e-4
 """Seconds after which a thread gives the interpreter to another one."""
 _SHAPES = 64
@@ -33,16 +36,29 @@ def wake_compiler() -> None:
 
 def compile_model(model: nn.Module, blocks: Sequence[nn.Module], keep_little: bool) -> None:
     """Let every block run compiled. With `keep_little` the compiler computes again in backward what it can."""
-    import torch._dynamo.config as dynamo  # not above: not every run compiles
-    import torch._functorch.config as autograd
-
-    dynamo.recompile_limit, autograd.aggressive_recomputation = _SHAPES, keep_little
     if isinstance(model, Resnet):
         blocks = [model.stem, *model.blocks]
     if isinstance(model, Decoder):
-        model.finish = torch.compile(model.finish, dynamic=False, fullgraph=True)  # type: ignore[method-assign]
+        model.finish = _compiled(model.finish, keep_little)  # type: ignore[method-assign]
         if rotation := model.rotation:
             for block in blocks:
                 block.register_forward_pre_hook(lambda _, inputs: rotation.prepare(inputs[0].shape[1], inputs[0]))
     for block in blocks:
-        block.forward = torch.compile(block.forward, dynamic=False, fullgraph=True)
+        block.forward = _compiled(block.forward, keep_little)
+
+
+def _compiled(function: Forward, keep_little: bool) -> Forward:
+    """The function compiled when it is first called: by then the compiler is loaded, and nobody has waited for it."""
+    made: list[Forward] = []
+
+    @wraps(function)
+    def call(*values: Any) -> Any:
+        if not made:
+            import torch._dynamo.config as dynamo
+            import torch._functorch.config as autograd
+
+            dynamo.recompile_limit, autograd.aggressive_recomputation = _SHAPES, keep_little
+            made.append(torch.compile(function, dynamic=False, fullgraph=True))
+        return made[0](*values)
+
+    return call

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from slipstream.train.kernels.dtypes import working_dtype
+from slipstream.train.kernels.dtypes import cast, working_dtype
 
 VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
 _EVEN = 16
@@ -86,7 +86,7 @@ def multiply(a: Short, b: Short, dtype: torch.dtype) -> Tensor:
     by_row = a.scale.dim() == 2
     b_scale = b.scale.T.contiguous() if by_row else b.scale
     if not a.values.is_cuda:
-        return ((a.values.float() @ b.values.float().T) * (a.scale * b_scale)).to(dtype)
+        return cast((a.values.float() @ b.values.float().T) * (a.scale * b_scale), dtype)
     product: Tensor = torch._scaled_mm(
         a.values,
         b.values.T,
@@ -95,7 +95,7 @@ def multiply(a: Short, b: Short, dtype: torch.dtype) -> Tensor:
         out_dtype=torch.bfloat16 if by_row else dtype,  # it gives no other with scales for rows
         use_fast_accum=True,
     )
-    return product.to(dtype)
+    return cast(product, dtype)
 
 
 _linear: Callable[[Tensor, Tensor, torch.dtype, bool], Tensor] = _Linear.apply

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from slipstream.train.kernels.dtypes import working_dtype
+from slipstream.train.kernels.dtypes import cast, working_dtype
 
 _MOST = 127.0
 _EVEN, _ROWS = 8, 17
@@ -37,7 +37,7 @@ class _Linear(torch.autograd.Function):
 def multiply(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a [m, k] times the transpose of b [n, k], both rounded to int8 row by row."""
     (short_a, scale_a), (short_b, scale_b) = quantise(a), quantise(b)
-    return (torch._int_mm(short_a, short_b.T).float() * scale_a * scale_b.T).to(dtype)
+    return cast(torch._int_mm(short_a, short_b.T).float() * scale_a * scale_b.T, dtype)
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:

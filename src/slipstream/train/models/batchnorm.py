@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from slipstream.train.kernels.dtypes import cast
+
 _REPLACED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -100,7 +102,7 @@ class _Normalise(torch.autograd.Function):
         ctx.save_for_backward(x, weight, count, mean, inverse)  # type: ignore[arg-type]
         scale = inverse if weight is None else inverse * weight
         shift = -mean * scale if bias is None else bias - mean * scale
-        return (full * _wide(scale, x) + _wide(shift, x)).to(x.dtype)
+        return cast(full * _wide(scale, x) + _wide(shift, x), x.dtype)
 
     @staticmethod
     @once_differentiable

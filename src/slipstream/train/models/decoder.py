@@ -156,7 +156,7 @@ class Decoder(nn.Module):
         for name, parameter in self.named_parameters():
             if not parameter.is_meta:
                 with torch.no_grad():
-                    parameter.copy_(self.initial(name, parameter.shape, range(parameter.shape[0])))
+                    parameter.copy_(self.initial(name, parameter.shape, range(parameter.shape[0]), parameter.device))
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         assert inputs.shape[1] <= self.context, f"{inputs.shape[1]} tokens in a context of {self.context}"
@@ -173,16 +173,16 @@ class Decoder(nn.Module):
         """The last norm, in the precision of the stream."""
         return _in_stream(self.norm(x))
 
-    def initial(self, name: str, shape: torch.Size, rows: range) -> Tensor:
+    def initial(self, name: str, shape: torch.Size, rows: range, device: torch.device) -> Tensor:
         """Some rows of a parameter's first value, by the name and shape that it has in the whole model.
 
         As GPT-2 (§2.3): a layer adds to the residual stream twice, and the scale keeps its variance over depth.
         """
         if len(shape) == 1:
-            return torch.full((len(rows),), 0.0 if name.endswith("bias") else 1.0)
+            return torch.full((len(rows),), 0.0 if name.endswith("bias") else 1.0, device=device)
         adds = name.endswith(("out.weight", "down.weight"))
         std = _STD / math.sqrt(2 * self.section.layers) if adds else _STD
-        return normal_rows(self._seed, name, shape, std, rows)
+        return normal_rows(self._seed, name, shape, std, rows, device)
 
 
 class Rotation(nn.Module):

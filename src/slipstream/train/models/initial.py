@@ -12,12 +12,17 @@ from torch import Tensor
 
 _BLOCK = 2**18  # numbers, about: so few that blocks keep all cores busy, so many that a seed costs nothing beside them
 
+_HERE = torch.device("cpu")
 
-def normal_rows(seed: int, name: str, shape: Sequence[int], std: float, rows: range) -> Tensor:
-    """Some rows of a matrix of this shape, from a normal distribution."""
+
+def normal_rows(
+    seed: int, name: str, shape: Sequence[int], std: float, rows: range, device: torch.device = _HERE
+) -> Tensor:
+    """Some rows of a matrix of this shape, from a normal distribution. For another device they are drawn here too, so
+    that they are the same, and moved block by block: memory for all of them at once would be slow to come by."""
     total, columns = shape
     each = max(1, _BLOCK // columns)
-    made = torch.empty(len(rows), columns)
+    made = torch.empty(len(rows), columns, device=device)
 
     def fill(block: int) -> None:
         first, last = block * each, min((block + 1) * each, total)

@@ -194,18 +194,18 @@ class SplitModel:
         assert isinstance(self.whole, Decoder) or not any(weight.is_meta for weight in module.parameters())
         for parameter in module.parameters():
             if parameter.is_meta:
-                values = self._first_values(self.whole, parameter).to(device, parameter.dtype)
+                values = self._first_values(self.whole, parameter, device).to(parameter.dtype)
                 filled = nn.Parameter(values.contiguous(), requires_grad=parameter.requires_grad)
                 torch.utils.swap_tensors(parameter, filled)  # type: ignore[no-untyped-call]  # it stays the one that tied layers share
 
-    def _first_values(self, model: Any, piece: nn.Parameter) -> Tensor:
+    def _first_values(self, model: Any, piece: nn.Parameter, device: torch.device) -> Tensor:
         name = self._name_of[piece]
         cut = self._slices.get(name)
         shape, rows = list(piece.shape), range(piece.shape[0])
         if cut:
             shape[cut.dim] = cut.whole
             rows = range(cut.start, cut.start + piece.shape[0]) if cut.dim == 0 else range(shape[0])
-        values: Tensor = model.initial(name, torch.Size(shape), rows)
+        values: Tensor = model.initial(name, torch.Size(shape), rows, device)
         return values[:, cut.start : cut.start + piece.shape[1]] if cut and cut.dim == 1 else values
 
     def _named(self) -> Iterable[tuple[str, nn.Parameter]]:
