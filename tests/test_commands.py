@@ -1,6 +1,8 @@
 """The commands as a person and a script use them."""
 
+import compileall
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -268,3 +270,33 @@ def test_control_c_while_starting_is_no_failure(tmp_path):
     program.send_signal(signal.SIGINT)
     output = program.communicate(timeout=30)[0]
     assert program.returncode == 130 and "failed" not in output, output
+
+
+@pytest.mark.parametrize("shipped", [False, True])
+def test_bytecode_is_kept_in_the_cache_where_torch_has_none(tmp_path, shipped):
+    """As in a container image that forbids Python to write it."""
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    if shipped:
+        compileall.compile_dir(package, quiet=1)
+    program = (
+        "from slipstream.runs.cache import bytecode_environment, keep_bytecode\n"
+        "keep_bytecode()\n"
+        "import torch\n"
+        "print(bytecode_environment().get('PYTHONPYCACHEPREFIX'))"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "SLIPSTREAM_CACHE": str(tmp_path / "cache"),
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    kept = list((tmp_path / "cache").rglob("torch/__init__.*.pyc"))
+    if shipped:
+        assert done.stdout == "None\n" and not kept
+    else:
+        assert (
+            done.stdout == f"{tmp_path}/cache/bytecode\n" and len(kept) == 1 and not (package / "__pycache__").exists()
+        )

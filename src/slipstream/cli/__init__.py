@@ -6,6 +6,7 @@ import typer
 
 from slipstream.cli import data, doctor, init, offers, plan, probe, profile, resume, runs, schema, show, train, verify
 from slipstream.cli.errors import run_and_exit
+from slipstream.runs.cache import keep_bytecode
 
 app = typer.Typer(
     help="Train neural networks: one job file, one command, one curve.",
@@ -43,4 +44,5 @@ def _main() -> None:
 
 def main() -> None:
     """The program `slipstream`."""
+    keep_bytecode()
     sys.exit(run_and_exit(app))

@@ -15,7 +15,7 @@ from slipstream.fleet.scratch import Scratch
 from slipstream.job import Job
 from slipstream.plan import Plan
 from slipstream.runs import RunFolder, create_pulse, read_pulse
-from slipstream.runs.cache import compiler_environment
+from slipstream.runs.cache import bytecode_environment, compiler_environment
 
 _TICK = 0.05
 _GRACE = 2.0
@@ -28,6 +28,9 @@ KEEP_MEMORY = {
 """For glibc: keep what is freed instead of giving it back to the system. Every step frees and takes large tensors
 anew, and a page that comes fresh from the system must first be cleared, which in a virtual machine can take longer
 than the arithmetic (docs/benchmarks.md)."""
+
+WHOLE_MEMORY = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+"""For torch on a GPU: memory that was freed in pieces can be used as a whole."""
 
 
 class WorkersFailed(RuntimeError):
@@ -97,8 +100,9 @@ class LocalFleet:
             "OMP_NUM_THREADS": str(self._plan.threads),
             "TOKENIZERS_PARALLELISM": "false",
             **compiler_environment(),
-            **(KEEP_MEMORY if self._plan.device == "cpu" else {}),
+            **(KEEP_MEMORY if self._plan.device == "cpu" else WHOLE_MEMORY),
             **os.environ,
+            **bytecode_environment(),
             "PYTHONPATH": os.pathsep.join(path for path in [self._home, *sys.path] if path),
         }
 
