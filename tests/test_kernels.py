@@ -6,10 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from slipstream.data.base import IGNORED
+from slipstream.job.models import DecoderModel
+from slipstream.plan import Plan
 from slipstream.train.kernels import fp8, int8, linear_cross_entropy
 from slipstream.train.kernels.attention import attend, attend_backward, attend_plainly, attend_plainly_backward
+from slipstream.train.kernels.short import shorten_products
+from slipstream.train.models.decoder import Decoder
 from slipstream.train.optim.adamw import LeanAdamW, round_at_random
 from slipstream.train.optim.sgd import LeanSGD
 
@@ -138,3 +143,18 @@ def test_rounding_at_random_keeps_the_mean():
     assert set(rounded.tolist()) == {1.0, 1 + 2**-7}
     assert rounded.mean().item() == pytest.approx(x[0].item(), abs=1e-4)
     assert not torch.equal(rounded, round_at_random(x, seed=4).float())
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "fp8-rows", "int8"])
+def test_one_block_is_compiled_for_all(precision):
+    model = Decoder(DecoderModel(layers=3, hidden=32, heads=2, positions="rotary"), 64, 16)
+    shorten_products(model.blocks, Plan.model_construct(precision=precision))
+    counter = CompileCounterWithBackend("aot_eager")
+    assert model.rotation is not None
+    for block in model.blocks:
+        block.forward = torch.compile(block.forward, backend=counter, dynamic=False, fullgraph=True)
+    x = random(torch.float32, 2, 16, 32).requires_grad_()
+    model.rotation.prepare(16, x)
+    for block in model.blocks:
+        x = block(x)
+    assert counter.frame_count == 1

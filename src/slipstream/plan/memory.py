@@ -10,8 +10,6 @@ from slipstream.plan.work import Number, Work
 
 CONTEXT = 1.0e9
 """Bytes that the driver, its kernels and the collectives take before anything is trained."""
-FRAGMENTED = 0.04
-"""What the allocator cannot use, as a part of what is held."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def memory(work: Work, grid: Grid, batch: Number, optimizer_states: Number, styl
         "activations": activations,
         "scores": scores,
     }
-    return Memory(**terms, reserve=CONTEXT + FRAGMENTED * sum(terms.values()))
+    return Memory(**terms, reserve=CONTEXT + style.fragmented * sum(terms.values()))
 
 
 _SHARED_FROM = {"optimizer": 1, "gradients": 2, "parameters": 2}

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -17,6 +16,16 @@ SHORT: dict[str, Linear] = {
 }
 
 
+class ShortLinear(nn.Linear):
+    """What a linear layer becomes. A class and not a function for each layer: the compiler takes the layers of two
+    blocks for the same, and compiles one block for all of them."""
+
+    multiply: Linear
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.multiply(input, self.weight, self.bias)
+
+
 def shorten_products(blocks: Iterable[nn.Module], plan: Plan) -> None:
     """Let the linear layers of these blocks multiply in the plan's precision, if that is a short one. Norms, attention,
     the table and the head stay as they are: they are a small part of the time, and more depends on their digits."""
@@ -26,10 +35,6 @@ def shorten_products(blocks: Iterable[nn.Module], plan: Plan) -> None:
     for block in blocks:
         for layer in block.modules():
             if isinstance(layer, nn.Linear):
-                layer.forward = partial(_forward, layer, linear)  # type: ignore[method-assign]
-            elif hasattr(layer, "multiply"):  # a piece of one
+                layer.__class__ = ShortLinear
+            if isinstance(layer, ShortLinear) or hasattr(layer, "multiply"):  # or a piece of one
                 layer.multiply = linear  # type: ignore[assignment]
-
-
-def _forward(layer: Any, linear: Linear, x: Tensor) -> Tensor:
-    return linear(x, layer.weight, layer.bias)

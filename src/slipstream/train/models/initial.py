@@ -4,6 +4,7 @@ So a worker makes only the rows that it holds, and they are those that one worke
 """
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,10 +24,13 @@ def normal_rows(
     total, columns = shape
     each = max(1, _BLOCK // columns)
     made = torch.empty(len(rows), columns, device=device)
+    own = threading.local()
 
     def fill(block: int) -> None:
         first, last = block * each, min((block + 1) * each, total)
-        drawn = torch.empty(last - first, columns).normal_(0.0, std, generator=_generator(seed, name, block))
+        if not hasattr(own, "room"):
+            own.room = torch.empty(each, columns, pin_memory=device.type == "cuda")
+        drawn = own.room[: last - first].normal_(0.0, std, generator=_generator(seed, name, block))
         start, stop = max(first, rows.start), min(last, rows.stop)
         made[start - rows.start : stop - rows.start] = drawn[start - first : stop - first]
 
