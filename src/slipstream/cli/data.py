@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from slipstream.data.manifest import Manifest
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare a dataset, look at it, check it.")
+_NAMES = 10
+"""Classes that are shown."""
 Dest = Annotated[Path, typer.Argument(metavar="DEST", help="The folder of the dataset.", show_default=False)]
 
 
@@ -109,7 +111,8 @@ def _contents(manifest: "Manifest") -> dict[str, str]:
             "vocabulary": f"{holds.vocabulary:,}",
             "stored as": manifest.dtype.str,
         }
-    names = f": {', '.join(holds.classes)}" if holds.classes else ""
+    known = holds.classes or ()
+    names = f": {', '.join(known[:_NAMES])}{', …' if len(known) > _NAMES else ''}" if known else ""
     outputs = {"classes": f"{holds.outputs:,}{names}"} if holds.has_classes else {"outputs": f"{holds.outputs:,}"}
     return {"samples": f"{manifest.items:,}", "inputs": str(holds.inputs), "target": str(holds.target), **outputs}
 

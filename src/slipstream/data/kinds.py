@@ -115,7 +115,7 @@ def _only(names: Sequence[str]) -> str:
 
 
 _KINDS = (
-    _Kind(".npy files", lambda name: name.endswith(".npy"), ("tokenizer", "vocabulary", "targets"), _arrays),
+    _Kind("an .npy file", lambda name: name.endswith(".npy"), ("tokenizer", "vocabulary", "targets"), _arrays),
     _Kind(
         "a folder of MNIST's files", lambda name: is_mnist(Path(name)), (),
         lambda names, _: _samples(mnist_samples(_only(names))),

@@ -72,7 +72,8 @@ def open_prepared(data: PreparedData, job: Job) -> Dataset:
     if isinstance(manifest.holds, Samples):
         if data.sequence is not None:
             raise ValueError(
-                f"data.sequence has no effect: data.prepared {data.prepared} holds whole samples; remove it"
+                f"data.prepared: {data.prepared} holds whole samples, not tokens; remove data.sequence, and set "
+                "train.task to classification or regression"
             )
         return PreparedSamples(_shards(data, manifest), manifest.holds, job.task.kind, data.prepared)
     if data.sequence is None:

@@ -13,7 +13,7 @@ from slipstream.data.order import permute
 from slipstream.data.spreading import spread
 from slipstream.data.writing import ShardWriter, refuse_if_prepared
 
-_BATCH = 8 * 2**20
+_BATCH = 2**20
 """Bytes that a process makes at a time."""
 _KEY = 1
 
