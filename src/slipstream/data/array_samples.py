@@ -1,6 +1,8 @@
 """Samples from two arrays: a pair of .npy files, or MNIST's."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,10 @@ class ArraySamples:
     def __len__(self) -> int:
         return len(self._inputs)
 
-    def read(self, numbers: np.ndarray) -> np.ndarray:
+    def reader(self, numbers: np.ndarray) -> Callable[[], np.ndarray]:
+        return partial(self._read, numbers)
+
+    def _read(self, numbers: np.ndarray) -> np.ndarray:
         items = np.empty(len(numbers), self.holds.dtype)
         items["inputs"] = self._inputs[numbers]
         items["target"] = self._targets[numbers]

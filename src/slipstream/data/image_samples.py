@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +34,19 @@ class ImageFolder:
                 raise ValueError(f"{self._folder / name} has no image ({', '.join(SUFFIXES)}); a class must have one")
         self._files = [file for files in found for file in files]
         self._classes = np.repeat(np.arange(len(names)), [len(files) for files in found])
-        self._shape = decode(self._files[0], size).shape
+        shape = decode(self._files[0], size).shape
         decoder = f"Pillow {PIL.__version__}"
         self.holds = Samples(
-            Numbers("|u1", self._shape), Numbers("<i8", ()), len(names), tuple(names), white=255, decoder=decoder
+            Numbers("|u1", shape), Numbers("<i8", ()), len(names), tuple(names), white=255, decoder=decoder
         )
         self.identity: dict[str, Any] = {"images": self._stamp(), "size": size, "decoder": decoder}
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def read(self, numbers: np.ndarray) -> np.ndarray:
-        items = np.empty(len(numbers), self.holds.dtype)
-        items["target"] = self._classes[numbers]
-        for place, number in enumerate(numbers.tolist()):
-            image = decode(self._files[number], self._size)
-            if image.shape != self._shape:
-                (_, height, width), (_, high, wide) = image.shape, self._shape
-                raise ValueError(
-                    f"{self._files[number]} has {width} × {height} pixels, but {self._files[0]} has {wide} × {high}; "
-                    "give --size, to which all are resized"
-                )
-            items["inputs"][place] = image
-        return items
+    def reader(self, numbers: np.ndarray) -> Callable[[], np.ndarray]:
+        files = [self._files[number] for number in numbers.tolist()]
+        return partial(_read, files, self._classes[numbers], self._size, self.holds.dtype)
 
     def _stamp(self) -> str:
         """A change to any file changes it."""
@@ -64,6 +55,21 @@ class ImageFolder:
             stat = Path(file).stat()
             stamp.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
         return stamp.hexdigest()
+
+
+def _read(files: list[str], classes: np.ndarray, size: int | None, dtype: np.dtype) -> np.ndarray:
+    items = np.empty(len(files), dtype)
+    items["target"] = classes
+    for place, file in enumerate(files):
+        image = decode(file, size)
+        if image.shape != dtype["inputs"].shape:
+            (_, height, width), (_, high, wide) = image.shape, dtype["inputs"].shape
+            raise ValueError(
+                f"{file} has {width} × {height} pixels, but the first image has {wide} × {high}; give --size, to which "
+                "all are resized"
+            )
+        items["inputs"][place] = image
+    return items
 
 
 def class_folders(root: Path) -> list[str]:

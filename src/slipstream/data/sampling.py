@@ -18,6 +18,9 @@ _BATCH = 2**20
 _KEY = 1
 
 
+Reader = Callable[[], np.ndarray]
+
+
 class SampleSource(Protocol):
     """Samples by number."""
 
@@ -25,12 +28,12 @@ class SampleSource(Protocol):
     identity: dict[str, Any]
     """All that determines them, as JSON."""
     costly: bool
-    """Whether reading is worth several processes, to which the source is then sent."""
+    """Whether reading is worth several processes."""
 
     def __len__(self) -> int: ...
 
-    def read(self, numbers: np.ndarray) -> np.ndarray:
-        """The samples with these numbers, in this order."""
+    def reader(self, numbers: np.ndarray) -> Reader:
+        """What reads the samples with these numbers, in this order. If it is costly, it is sent to other processes."""
         ...
 
 
@@ -50,8 +53,8 @@ def prepare_samples(
     writer = ShardWriter(folder, source.holds, identity, max(1, shard // page) * page)
     if writer.items:
         say(f"going on after {writer.items:,} samples")
-    batches = _batches(len(source), source.holds.dtype.itemsize, writer.progress.batches)
-    for items in spread(_read, batches, workers if source.costly else 1, _begin, (source,)):
+    readers = _readers(source, writer.progress.batches)
+    for items in spread(_read, readers, workers if source.costly else 1):
         writer.add(items)
         progress(writer.items, writer.items)
     return writer.finish()
@@ -63,19 +66,12 @@ def stored(places: np.ndarray, count: int) -> np.ndarray:
     return permute(places, count, _KEY)
 
 
-def _batches(count: int, size: int, first: int) -> Iterator[np.ndarray]:
-    each = max(1, _BATCH // size)
+def _readers(source: SampleSource, first: int) -> Iterator[Reader]:
+    """Of all samples, from batch number `first` on."""
+    count, each = len(source), max(1, _BATCH // source.holds.dtype.itemsize)
     for start in range(first * each, count, each):
-        yield stored(np.arange(start, min(start + each, count)), count)
+        yield source.reader(stored(np.arange(start, min(start + each, count)), count))
 
 
-_source: SampleSource
-
-
-def _begin(source: SampleSource) -> None:
-    global _source
-    _source = source
-
-
-def _read(numbers: np.ndarray) -> np.ndarray:
-    return _source.read(numbers)
+def _read(reader: Reader) -> np.ndarray:
+    return reader()

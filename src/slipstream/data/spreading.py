@@ -11,8 +11,16 @@ _AHEAD = 3
 """Tasks for each process that are on their way."""
 
 
+def nothing() -> None:
+    """How a process begins that needs nothing."""
+
+
 def spread(
-    work: Callable[[T], R], tasks: Iterable[T], workers: int, begin: Callable[..., None], given: tuple[Any, ...]
+    work: Callable[[T], R],
+    tasks: Iterable[T],
+    workers: int,
+    begin: Callable[..., None] = nothing,
+    given: tuple[Any, ...] = (),
 ) -> Iterator[R]:
     """`work` of every task, in their order; `begin` is called with what is `given` once in every process. Only a few
     tasks are on their way at once."""
