@@ -72,10 +72,7 @@ def prepare(
     except (ValueError, StorageGone) as error:
         print(error, file=sys.stderr)
         raise typer.Exit(REFUSED) from None
-    tokens = bool(made.documents)
-    what = f"tokens of {made.documents:,} documents" if tokens else "samples"
-    print(f"{made.items:,} {what} in {len(made.shards):,} shards: {dest}")
-    print(f"in a job file: data: {{prepared: {dest}{', sequence: …' if tokens else ''}}}")
+    _print_made(made, dest)
 
 
 @app.command()
@@ -98,6 +95,18 @@ def inspect(dest: Dest, as_json: AsJson = False) -> None:
     }
     for name, value in facts.items():
         print(f"{name:<12}{value}")
+
+
+def _print_made(made: "Manifest", dest: str) -> None:
+    from slipstream.data.holding import Ids
+
+    what, more, task = "samples", "", ""
+    if isinstance(made.holds, Ids):
+        what, more = f"tokens of {made.documents:,} documents", ", sequence: …"
+    else:
+        task = f", train: {{task: {'classification' if made.holds.has_classes else 'regression'}, …}}"
+    print(f"{made.items:,} {what} in {len(made.shards):,} shards: {dest}")
+    print(f"in a job file: data: {{prepared: {dest}{more}}}{task}")
 
 
 def _contents(manifest: "Manifest") -> dict[str, str]:

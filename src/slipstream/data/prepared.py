@@ -48,14 +48,11 @@ class Prepared:
 
 def prepared_tokenizer(data: PreparedData) -> Path | None:
     """What the tokens mean, where that is known."""
-    manifest = _manifest(data)
-    if TOKENIZER not in manifest.sha256:
-        return None
-    return (
-        remote_tokenizer(Storage(data.prepared), manifest)
-        if is_remote(data.prepared)
-        else Path(data.prepared) / TOKENIZER
-    )
+    if not is_remote(data.prepared):
+        return Path(data.prepared) / TOKENIZER if TOKENIZER in _manifest(data).sha256 else None
+    storage = Storage(data.prepared)
+    manifest = remote_manifest(storage, "data.prepared")
+    return remote_tokenizer(storage, manifest) if TOKENIZER in manifest.sha256 else None
 
 
 def prepared_ids(data: PreparedData) -> Ids:
