@@ -13,7 +13,8 @@ SLIPSTREAM = str(Path(sys.executable).parent / "slipstream")
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(TESTS), "COLUMNS": "120"}
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "COLUMNS": "120"}
 
 
 def slipstream(*words: str | Path, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:

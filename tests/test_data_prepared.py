@@ -74,7 +74,7 @@ def test_all_text_is_there_in_its_order(text: Path, dataset: Path) -> None:
     shards = Shards(dataset, read_manifest(dataset, "test"))
     offsets = shards.documents()
     tokens = np.concatenate([np.fromfile(path, "<u2") for path in sorted(dataset.glob("shard-*.bin"))])
-    assert offsets[-1] == len(tokens) == shards.manifest.tokens
+    assert offsets[-1] == len(tokens) == shards.manifest.items
     tokenizer = Tokenizer.from_file(str(dataset / TOKENIZER))
     lines = text.read_text().splitlines()
     assert len(offsets) - 1 == len(lines) == shards.manifest.documents
@@ -285,7 +285,7 @@ def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
 def test_it_is_shown(dataset: Path) -> None:
     done = slipstream("data", "inspect", dataset, "--json", cwd=dataset.parent)
     shown = json.loads(done.stdout)
-    assert shown["documents"] == DOCUMENTS_WRITTEN and shown["tokens"] == sum(
-        shard["tokens"] for shard in shown["shards"]
+    assert shown["documents"] == DOCUMENTS_WRITTEN and shown["items"] == sum(
+        shard["items"] for shard in shown["shards"]
     )
-    assert f"{shown['tokens']:,}" in slipstream("data", "inspect", dataset, cwd=dataset.parent).stdout
+    assert f"{shown['items']:,}" in slipstream("data", "inspect", dataset, cwd=dataset.parent).stdout

@@ -13,12 +13,14 @@ import pytest
 from jobs import merge
 from program import slipstream, write_job
 from s3 import Server
+from slipstream.data import open_dataset
 from slipstream.data.manifest import TOKENIZER, read_manifest
 from slipstream.data.page_cache import PageCache
 from slipstream.data.pages import DamagedShard
 from slipstream.data.remote import RemoteShards, remote_manifest
 from slipstream.data.shards import Shards
 from slipstream.data.storage import Storage, StorageGone
+from slipstream.job import Job
 from test_data_prepared import WORDS, contents, flip, job, prepare
 
 TEXTS = [" ".join(WORDS[(number * step) % 12] for step in range(700)) for number in range(1800)]
@@ -59,7 +61,7 @@ def opened(address: str, cache: PageCache, patience: float = 60) -> RemoteShards
 
 
 def some_rows(shards: Any, seed: int = 0) -> np.ndarray:
-    starts = np.random.default_rng(seed).integers(0, shards.manifest.tokens - 300, 200)
+    starts = np.random.default_rng(seed).integers(0, shards.manifest.items - 300, 200)
     rows: np.ndarray = shards.rows(starts, 300)
     return rows
 
@@ -107,6 +109,22 @@ def test_what_has_changed_there_is_found_and_named(server: Server, local: Path) 
         Storage("s3://data/changed").write(name, bytes(changed))
     with pytest.raises(DamagedShard, match=r"s3://data/changed/shard-00001.bin is damaged"):
         some_rows(opened("s3://data/changed", PageCache(Path(), 0)))
+
+
+def test_samples_are_those_of_the_folder(server: Server, tmp_path: Path) -> None:  # noqa: ARG001
+    draw = np.random.default_rng(0)
+    np.save(tmp_path / "x.npy", draw.integers(0, 256, (3000, 1000), np.uint8))
+    np.save(tmp_path / "y.npy", draw.integers(0, 9, 3000))
+    found = []
+    for dest in (str(tmp_path / "samples"), "s3://data/samples"):
+        words = ("x.npy", dest, "--targets", "y.npy", "--shard", "1")
+        done = slipstream("data", "prepare", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        task = {"train.task": "classification", "model": {"kind": "linear"}}
+        found.append(open_dataset(Job.model_validate(merge(job(Path()), {**task, "data": {"prepared": dest}}))))
+    assert found[1].facts == found[0].facts and len(found[1]) == len(found[0]) == 3000
+    near, far = (each.fetch(np.random.default_rng(1).permutation(3000)[:500]) for each in found)
+    assert far.inputs.equal(near.inputs) and far.targets.equal(near.targets)
 
 
 def remote_job(address: str) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def test_a_mixture_is_written_under_our_names(tmp_path: Path) -> None:
     folder = export(model, wanted, TEXT, tmp_path / "model", None)
     config = json.loads((folder / "config.json").read_text())
     assert config["model"]["activation"] == "gelu"
-    assert config["facts"] == {"inputs": [16], "outputs": 300, "tokens": True}
+    assert config["facts"] == {"inputs": [16], "outputs": 300, "tokens": True, "white": 1}
     state = load_file(folder / "model.safetensors")
     assert all(torch.equal(state[name], value) for name, value in model.named_parameters())
 

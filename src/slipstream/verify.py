@@ -83,7 +83,7 @@ def shrink(job: Job, layout: Layout) -> Job:
     if isinstance(job.model, DecoderModel):
         values["model"] = {**values["model"], **_small_decoder(job.model, layout)}
         tokens = 2 * layout.context * layout.tensor
-        values["data"]["sequence"] = min(job.data.sequence, -(-32 // tokens) * tokens)  # type: ignore[union-attr]
+        values["data"]["sequence"] = min(job.sequence, -(-32 // tokens) * tokens)
     return Job.model_validate({key: value for key, value in values.items() if key != "layout"})
 
 

@@ -3,16 +3,20 @@
 import json
 import shutil
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slipstream.cli.errors import REFUSED
 from slipstream.cli.options import AsJson
 
+if TYPE_CHECKING:
+    from slipstream.data.manifest import Manifest
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare a dataset, look at it, check it.")
+_NAMES = 10
+"""Classes that are shown."""
 Dest = Annotated[Path, typer.Argument(metavar="DEST", help="The folder of the dataset.", show_default=False)]
 
 
@@ -23,19 +27,25 @@ def prepare(
         typer.Argument(
             metavar="SOURCE… DEST",
             help="Text: .txt, .jsonl, .csv (also .gz, .zst), .parquet, patterns such as 'data/*.jsonl.gz', folders of "
-            ".txt, python-stdlib; last the folder to make, or an address such as s3://bucket/folder.",
+            ".txt, python-stdlib. Tokens or numbers: .npy. Images: a folder with a folder for each class, or with "
+            "MNIST's files. Last the folder to make, or an address such as s3://bucket/folder.",
         ),
     ],
     tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json. Default: one is trained.")] = None,
-    vocabulary: Annotated[int | None, typer.Option(help="Entries of the tokeniser that is trained.")] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(help="Entries of the tokeniser that is trained; token ids of .npy files.")
+    ] = None,
     field: Annotated[str | None, typer.Option(help="Key or column that holds the text. Default: text.")] = None,
+    targets: Annotated[str | None, typer.Option(help="The .npy file of targets: SOURCE holds the inputs.")] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="Height and width that images are resized to.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one for each core.")] = None,
     shard: Annotated[int, typer.Option(min=1, help="Size of a shard in MiB.")] = 64,
 ) -> None:
-    """Tokenise text into shards. Ended before it was done, the same command goes on where it was."""
+    """Make shards of tokens, or of whole samples. Ended before it was done, the same command goes on where it was."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from slipstream.data.preparing import prepare_text, size_of, staging_folder, text_sources, upload
+    from slipstream.data.kinds import Options, preparation
+    from slipstream.data.preparing import staging_folder, upload
     from slipstream.data.storage import StorageGone, is_remote
     from slipstream.plan import this_machine
 
@@ -45,32 +55,30 @@ def prepare(
     *names, dest = paths
     columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%  {task.fields[rate]}"), TimeRemainingColumn())
     try:
-        sources = text_sources(names, tokenizer, vocabulary, field)
+        ready = preparation(names, Options(tokenizer, vocabulary, field, targets, size, workers))
         with Progress(*columns, transient=True) as bar:
-            task = bar.add_task("", total=size_of(sources), rate="")
+            task = bar.add_task("", total=ready.total, rate="")
 
-            def progress(characters: int, tokens: int) -> None:
-                speed = bar.tasks[0].speed or 0.0
-                bar.update(task, completed=characters, rate=f"{tokens / 1e6:,.1f}M tokens, {speed / 1e6:.1f} MB/s")
+            def progress(done: int, items: int) -> None:
+                bar.update(task, completed=done, rate=ready.rate(items, bar.tasks[0].speed or 0.0))
 
             say = lambda text: bar.console.print(text, highlight=False)  # noqa: E731
             cores = this_machine().cores
             folder = staging_folder(dest) if is_remote(dest) else Path(dest)
-            made = prepare_text(sources, folder, workers or cores, shard * 2**20, progress, say)
+            made = ready.make(folder, workers or cores, shard * 2**20, progress, say)
             if is_remote(dest):
                 upload(folder, dest, say)
                 shutil.rmtree(folder)
     except (ValueError, StorageGone) as error:
         print(error, file=sys.stderr)
         raise typer.Exit(REFUSED) from None
-    print(f"{made.tokens:,} tokens of {made.documents:,} documents in {len(made.shards):,} shards: {dest}")
-    print(f"in a job file: data: {{prepared: {dest}, sequence: …}}")
+    _print_made(made, dest)
 
 
 @app.command()
 def inspect(dest: Dest, as_json: AsJson = False) -> None:
     """Show what a dataset holds."""
-    from slipstream.data.manifest import read_manifest
+    from slipstream.data.manifest import manifest_values, read_manifest
 
     try:
         manifest = read_manifest(dest, "DEST")
@@ -78,18 +86,44 @@ def inspect(dest: Dest, as_json: AsJson = False) -> None:
         print(error, file=sys.stderr)
         raise typer.Exit(REFUSED) from None
     if as_json:
-        print(json.dumps(asdict(manifest), indent=1))
+        print(json.dumps(manifest_values(manifest), indent=1))
         return
     facts = {
-        "tokens": f"{manifest.tokens:,}",
-        "documents": f"{manifest.documents:,}",
-        "vocabulary": f"{manifest.ids.vocabulary:,}",
-        "stored as": manifest.dtype,
-        "shards": f"{len(manifest.shards):,} of {manifest.each:,} tokens",
+        **_contents(manifest),
+        "shards": f"{len(manifest.shards):,} of {manifest.each:,} items",
         "page": f"{manifest.page:,} bytes",
     }
     for name, value in facts.items():
         print(f"{name:<12}{value}")
+
+
+def _print_made(made: "Manifest", dest: str) -> None:
+    from slipstream.data.holding import Ids
+
+    what, more, task = "samples", "", ""
+    if isinstance(made.holds, Ids):
+        what, more = f"tokens of {made.documents:,} documents", ", sequence: …"
+    else:
+        task = f", train: {{task: {'classification' if made.holds.has_classes else 'regression'}, …}}"
+    print(f"{made.items:,} {what} in {len(made.shards):,} shards: {dest}")
+    print(f"in a job file: data: {{prepared: {dest}{more}}}{task}")
+
+
+def _contents(manifest: "Manifest") -> dict[str, str]:
+    from slipstream.data.holding import Ids
+
+    holds = manifest.holds
+    if isinstance(holds, Ids):
+        return {
+            "tokens": f"{manifest.items:,}",
+            "documents": f"{manifest.documents:,}",
+            "vocabulary": f"{holds.vocabulary:,}",
+            "stored as": manifest.dtype.str,
+        }
+    known = holds.classes or ()
+    names = f": {', '.join(known[:_NAMES])}{', …' if len(known) > _NAMES else ''}" if known else ""
+    outputs = {"classes": f"{holds.outputs:,}{names}"} if holds.has_classes else {"outputs": f"{holds.outputs:,}"}
+    return {"samples": f"{manifest.items:,}", "inputs": str(holds.inputs), "target": str(holds.target), **outputs}
 
 
 @app.command()
@@ -112,4 +146,4 @@ def verify(dest: Dest) -> None:
         print(line, file=sys.stderr)
     if wrong:
         raise typer.Exit(1)
-    print(f"{seen:,} bytes of tokens are as they were prepared")
+    print(f"{seen:,} bytes are as they were prepared")

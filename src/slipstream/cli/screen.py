@@ -127,7 +127,8 @@ def plan_table(run: RunFolder, job: Job, plan: Plan) -> Table:
         if (value := getattr(job.train, name))
     )
     table = Table(title="plan", title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2))
-    source = dump(job)["data"].get("source", dump(job)["data"].get("import"))
+    data = dump(job)["data"]
+    source = next(data[key] for key in ("source", "prepared", "import") if key in data)
     for word, meaning in (
         ("machine", plan.machine),
         ("model", _model_in_words(job)),

@@ -72,9 +72,11 @@ def prepare(job: Job, notify: Notify) -> None:
         prepare_text(job.data, job, notify)
 
 
-def tokenizer_path(job: Job) -> Path:
-    """The `tokenizer.json` of a job on text that has been prepared."""
-    return prepared_tokenizer(job.data) if isinstance(job.data, PreparedData) else text_tokenizer(job)
+def tokenizer_path(job: Job) -> Path | None:
+    """The `tokenizer.json` of a job whose data has been prepared, if it has one."""
+    if isinstance(job.data, PreparedData):
+        return prepared_tokenizer(job.data)
+    return text_tokenizer(job) if isinstance(job.data, TextData) else None
 
 
 def mask_id(job: Job) -> int:

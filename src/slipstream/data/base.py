@@ -22,6 +22,8 @@ class Facts:
     """Token ids, classes, or numbers to predict."""
     tokens: bool
     """Whether inputs are token ids."""
+    white: int = 1
+    """Inputs that are bytes are divided by this where the model is: images are bytes up to 255, numbers up to 1."""
 
     @property
     def tokens_per_sample(self) -> int:

@@ -42,8 +42,7 @@ def find_files(data: TextData) -> list[Path]:
         return _stdlib_files()
     source = Path(data.source)
     if _PATTERN.search(data.source) and not source.exists():
-        found = Path(source.anchor).glob(str(source.relative_to(source.anchor)))
-        files = sorted(path for path in found if path.is_file() and path.name.endswith(READABLE))
+        files = [path for path in named_like(data.source) if path.name.endswith(READABLE)]
         if not files:
             raise ValueError(f"data.source: no file is named like {data.source} (and ends in {', '.join(READABLE)})")
         return files
@@ -54,6 +53,14 @@ def find_files(data: TextData) -> list[Path]:
     if not files:
         raise ValueError(f"data.source: there is no .txt file in {folder} or below it")
     return files
+
+
+def named_like(pattern: str) -> list[Path]:
+    """The files whose names are like this, sorted; or the one that has it."""
+    path = Path(pattern)
+    if path.exists() or not _PATTERN.search(pattern):
+        return [path]
+    return sorted(found for found in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if found.is_file())
 
 
 def split_by_lines(data: TextData) -> bool:

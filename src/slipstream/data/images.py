@@ -34,11 +34,22 @@ def check_mnist(data: MnistData) -> None:
 
 
 def open_mnist(data: MnistData, _job: Job) -> Dataset:
+    pixels, classes, _ = read_mnist(data)
+    return _dataset(pixels, classes, white=255)
+
+
+def is_mnist(folder: Path) -> bool:
+    """Whether MNIST's files are in this folder."""
+    return any((folder / name).is_file() for name in (_IMAGES, f"{_IMAGES}.gz"))
+
+
+def read_mnist(data: MnistData) -> tuple[np.ndarray, np.ndarray, tuple[Path, Path]]:
+    """Pixels, classes, and the files that they are from."""
     images, labels = _find(data, _IMAGES), _find(data, _LABELS)
     pixels, classes = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
     if len(pixels) != len(classes) or not len(pixels):
         raise ValueError(f"data.path: {images} has {len(pixels):,} images, but {labels} has {len(classes):,} labels")
-    return _dataset(pixels, classes, white=255)
+    return pixels, classes, (images, labels)
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:

@@ -1,12 +1,13 @@
 """What a prepared dataset is: a folder of shards, and a manifest that says what must be in them.
 
 manifest.json     this, written last: a folder without it is unfinished
-tokenizer.json    what the tokens mean
-shard-00000.bin   tokens, one after the other, in `dtype`, little-endian; every shard but the last has as many
+shard-00000.bin   items (tokens, or whole samples), one after the other, in `dtype`, little-endian; every shard but the
+                  last has as many
 pages.bin         the CRC-32 of every page of every shard, as 32-bit numbers: a page is the first `page` bytes of a
                   shard, then the next, …; the last of a shard may be shorter
-documents.bin     where each document begins in the row of all tokens, and last where the last one ends, as 64-bit
-                  numbers
+documents.bin     of tokens: where each document begins in the row of all of them, and last where the last one ends, as
+                  64-bit numbers
+tokenizer.json    what the tokens mean, if that is known
 """
 
 import hashlib
@@ -18,20 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.data.tokenizer import Ids
+from slipstream.data.holding import Holds, Ids, as_json, holds_from
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, PAGES, DOCUMENTS, TOKENIZER = "manifest.json", "pages.bin", "documents.bin", "tokenizer.json"
 PAGE = 2**20
-"""Bytes: what is fetched and checked at once."""
+"""Bytes: about what is fetched and checked at once."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of tokens."""
+    """One file of items."""
 
     name: str
-    tokens: int
+    items: int
     sha256: str
 
 
@@ -39,19 +40,31 @@ class Shard:
 class Manifest:
     """What a prepared dataset holds."""
 
-    tokens: int
+    items: int
     documents: int
-    dtype: str
+    """Of text; samples have none."""
     page: int
-    ids: Ids
+    holds: Holds
+    """What the items are."""
     shards: tuple[Shard, ...]
     sha256: dict[str, str]
     """Of the other files."""
 
     @property
+    def dtype(self) -> np.dtype:
+        """One item."""
+        return self.holds.dtype.newbyteorder("<")
+
+    @property
+    def ids(self) -> Ids:
+        """Special ids of tokens."""
+        assert isinstance(self.holds, Ids), "asked of tokens"
+        return self.holds
+
+    @property
     def each(self) -> int:
-        """Tokens in every shard but the last."""
-        return self.shards[0].tokens
+        """Items in every shard but the last."""
+        return self.shards[0].items
 
     @property
     def pages(self) -> Iterator[tuple[Shard, int]]:
@@ -59,14 +72,23 @@ class Manifest:
         first = 0
         for shard in self.shards:
             yield shard, first
-            first += -(-shard.tokens * np.dtype(self.dtype).itemsize // self.page)
+            first += -(-shard.items * self.dtype.itemsize // self.page)
+
+
+def page_of(dtype: np.dtype, page: int = PAGE) -> int:
+    """Bytes of a page: as many whole items as fit, and at least one."""
+    return max(1, page // dtype.itemsize) * dtype.itemsize
+
+
+def manifest_values(manifest: Manifest) -> dict[str, Any]:
+    """As it is written. `dtype` is there for other programs: np.memmap can take it."""
+    return {"format": FORMAT, "dtype": as_json(manifest.dtype), **asdict(manifest)}
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
     """It makes the folder a dataset."""
-    values = {"format": FORMAT, **asdict(manifest)}
     draft = folder / f".{MANIFEST}"
-    draft.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    draft.write_text(json.dumps(manifest_values(manifest), indent=1) + "\n", encoding="utf-8")
     draft.rename(folder / MANIFEST)
 
 
@@ -89,19 +111,22 @@ def parse_manifest(text: str, where: str, setting: str) -> Manifest:
         if missing := {field.name for field in fields(Manifest)} - set(values):
             raise ValueError(f"it does not say {', '.join(sorted(missing))}")
         shards = tuple(Shard(**shard) for shard in values["shards"])
-        manifest = Manifest(**{**values, "ids": Ids(**values["ids"]), "shards": shards})
-        _check(manifest)
+        dtype = values.pop("dtype")
+        manifest = Manifest(**{**values, "holds": holds_from(values["holds"]), "shards": shards})
+        _check(manifest, dtype)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{setting}: the manifest {where} is damaged ({error}); prepare the dataset again") from None
     return manifest
 
 
-def _check(manifest: Manifest) -> None:
-    tokens = [shard.tokens for shard in manifest.shards]
-    if not tokens or sum(tokens) != manifest.tokens or set(tokens[:-1]) - {tokens[0]} or tokens[-1] > tokens[0]:
-        raise ValueError("its shards do not add up to its tokens")
-    if manifest.page % np.dtype(manifest.dtype).itemsize:
-        raise ValueError("a page of it ends inside a token")
+def _check(manifest: Manifest, dtype: Any) -> None:
+    items = [shard.items for shard in manifest.shards]
+    if not items or sum(items) != manifest.items or set(items[:-1]) - {items[0]} or items[-1] > items[0]:
+        raise ValueError("its shards do not add up to its items")
+    if dtype != as_json(manifest.dtype):
+        raise ValueError("its dtype is not that of what it holds")
+    if manifest.page % manifest.dtype.itemsize:
+        raise ValueError("a page of it ends inside an item")
 
 
 def checksum(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Pages of a prepared dataset: which tokens are in which, and whether what is there is what was prepared."""
+"""Pages of a prepared dataset: which items are in which, and whether what is there is what was prepared."""
 
 import hashlib
 import zlib
@@ -27,8 +27,8 @@ class Pages:
 
     def __init__(self, manifest: Manifest, where: str, sums: bytes) -> None:
         self.manifest, self._where = manifest, where
-        self.size = np.dtype(manifest.dtype).itemsize
-        """Bytes of a token."""
+        self.size = manifest.dtype.itemsize
+        """Bytes of an item."""
         self._sums = np.frombuffer(checked(sums, PAGES, manifest, where), dtype="<u4")
         self._first = np.array([first for _, first in manifest.pages])
 
@@ -36,7 +36,7 @@ class Pages:
         return len(self._sums)
 
     def of(self, places: np.ndarray) -> np.ndarray:
-        """The page of each of these tokens."""
+        """The page of each of these items."""
         shards, inside = np.divmod(places, self.manifest.each)
         found: np.ndarray = self._first[shards] + inside * self.size // self.manifest.page
         return found
@@ -45,7 +45,7 @@ class Pages:
         """Where a page lies."""
         shard = int(np.searchsorted(self._first, page, side="right")) - 1
         start = (page - int(self._first[shard])) * self.manifest.page
-        return Bounds(shard, start, min(start + self.manifest.page, self.manifest.shards[shard].tokens * self.size))
+        return Bounds(shard, start, min(start + self.manifest.page, self.manifest.shards[shard].items * self.size))
 
     def is_whole(self, page: int, data: memoryview) -> bool:
         """Whether these are the bytes of the page."""

@@ -1,17 +1,18 @@
-"""Samples of a dataset that `slipstream data prepare` has made."""
+"""A dataset that `slipstream data prepare` has made: sequences of its tokens, or its samples."""
 
 from pathlib import Path
 
 import numpy as np
 
 from slipstream.data.base import Batch, Dataset, Facts
+from slipstream.data.holding import Ids, Samples
 from slipstream.data.manifest import TOKENIZER, Manifest, read_manifest
 from slipstream.data.page_cache import PageCache
 from slipstream.data.remote import RemoteShards, pages_folder, remote_manifest, remote_tokenizer
+from slipstream.data.samples import PreparedSamples
 from slipstream.data.shards import Shards
 from slipstream.data.storage import Storage, StorageGone, is_remote
 from slipstream.data.text import mask_of
-from slipstream.data.tokenizer import Ids
 from slipstream.job import Job
 from slipstream.job.data import PreparedData
 
@@ -26,12 +27,12 @@ class Prepared:
     def __init__(self, shards: Shards | RemoteShards, sequence: int, shift: int) -> None:
         manifest = shards.manifest
         self.facts = Facts(inputs=(sequence,), outputs=manifest.ids.vocabulary, tokens=True)
-        self.together = max(1, manifest.page // np.dtype(manifest.dtype).itemsize // sequence)
+        self.together = max(1, manifest.page // manifest.dtype.itemsize // sequence)
         """Samples of a page: those that are fetched at once."""
         self._shards, self._sequence, self._shift = shards, sequence, shift
 
     def __len__(self) -> int:
-        return (self._shards.manifest.tokens - self._shift) // self._sequence
+        return (self._shards.manifest.items - self._shift) // self._sequence
 
     def expect(self, indices: np.ndarray) -> None:
         """These samples will be fetched soon."""
@@ -45,12 +46,13 @@ class Prepared:
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets))
 
 
-def prepared_tokenizer(data: PreparedData) -> Path:
-    """What the tokens mean."""
-    if is_remote(data.prepared):
-        storage = Storage(data.prepared)
-        return remote_tokenizer(storage, remote_manifest(storage, "data.prepared"))
-    return Path(data.prepared) / TOKENIZER
+def prepared_tokenizer(data: PreparedData) -> Path | None:
+    """What the tokens mean, where that is known."""
+    if not is_remote(data.prepared):
+        return Path(data.prepared) / TOKENIZER if TOKENIZER in _manifest(data).sha256 else None
+    storage = Storage(data.prepared)
+    manifest = remote_manifest(storage, "data.prepared")
+    return remote_tokenizer(storage, manifest) if TOKENIZER in manifest.sha256 else None
 
 
 def prepared_ids(data: PreparedData) -> Ids:
@@ -64,15 +66,31 @@ def check_prepared(data: PreparedData) -> None:
 
 def open_prepared(data: PreparedData, job: Job) -> Dataset:
     manifest = _manifest(data)
+    if isinstance(manifest.holds, Samples):
+        if data.sequence is not None:
+            raise ValueError(
+                f"data.prepared: {data.prepared} holds whole samples, not tokens; remove data.sequence, and set "
+                "train.task to classification or regression"
+            )
+        return PreparedSamples(_shards(data, manifest), manifest.holds, job.task.kind, data.prepared)
+    if data.sequence is None:
+        raise ValueError(f"data.prepared: {data.prepared} holds tokens; say with data.sequence how many make a sample")
+    return Prepared(_shards(data, manifest), data.sequence, _shift(data, data.sequence, manifest, job))
+
+
+def _shift(data: PreparedData, sequence: int, manifest: Manifest, job: Job) -> int:
+    """How far targets are from their inputs; refuses what the tokens are not enough for."""
     shift = 0 if job.task.kind == "masked-token" else 1
-    if manifest.tokens < data.sequence + shift:
+    if manifest.items < sequence + shift:
         raise ValueError(
-            f"data.prepared: {data.prepared} has {manifest.tokens:,} tokens, fewer than one sequence of "
-            f"{data.sequence:,}; prepare more text, or set a smaller data.sequence"
+            f"data.prepared: {data.prepared} has {manifest.items:,} tokens, fewer than one sequence of "
+            f"{sequence:,}; prepare more text, or set a smaller data.sequence"
         )
     if job.task.kind == "masked-token":
         mask_of(manifest.ids, f"the tokeniser of data.prepared {data.prepared}")
-    return Prepared(_shards(data, manifest), data.sequence, shift)
+    if job.train.sample and TOKENIZER not in manifest.sha256:
+        raise ValueError(f"train.sample needs a tokeniser, and data.prepared {data.prepared} was prepared without one")
+    return shift
 
 
 def _manifest(data: PreparedData) -> Manifest:

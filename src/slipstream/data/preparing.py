@@ -2,13 +2,11 @@
 processes there are."""
 
 import hashlib
-import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from threading import Semaphore
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +15,7 @@ from tokenizers import Tokenizer
 
 from slipstream.data.documents import Piece, find_files, read_pieces
 from slipstream.data.manifest import MANIFEST, TOKENIZER, Manifest
+from slipstream.data.spreading import spread
 from slipstream.data.storage import Storage
 from slipstream.data.tokenizer import VOCABULARY, Ids, batches, ids_of, load_tokenizer, train_tokenizer
 from slipstream.data.writing import PROGRESS, ShardWriter, refuse_if_prepared
@@ -25,8 +24,6 @@ from slipstream.runs.cache import cache_folder
 
 BATCH = 1_000_000
 """Characters that a process takes at a time."""
-_AHEAD = 3
-"""Batches for each process that are read ahead."""
 
 
 class Encoded(NamedTuple):
@@ -53,15 +50,15 @@ def prepare_text(
     tokenizer = _tokenizer(sources, files, folder, say)
     ids = ids_of(tokenizer)
     writer = ShardWriter(folder, ids, {**_identity(sources, files, folder), "shard": shard}, shard)
-    if writer.tokens:
-        say(f"going on after {writer.tokens:,} tokens")
+    if writer.items:
+        say(f"going on after {writer.items:,} tokens")
     texts = islice(batches(_pieces(sources, files), BATCH), writer.progress.batches, None)
     done = 0
-    for encoded in _encode_all(texts, folder / TOKENIZER, ids, workers):
+    for encoded in spread(_encode, texts, workers, _begin, (folder / TOKENIZER, ids)):
         writer.add(encoded.tokens, encoded.ends)
         done += encoded.characters
-        progress(done, writer.tokens)
-    if not writer.tokens:
+        progress(done, writer.items)
+    if not writer.items:
         raise ValueError(f"there is no text in {', '.join(source.source for source in sources)}")
     return writer.finish()
 
@@ -129,26 +126,6 @@ def _identity(sources: Sequence[TextData], files: Sequence[Sequence[Path]], fold
 def _pieces(sources: Sequence[TextData], files: Sequence[Sequence[Path]]) -> Iterator[Piece]:
     for source, some in zip(sources, files, strict=True):
         yield from read_pieces(source, some)
-
-
-def _encode_all(texts: Iterable[list[Piece]], tokenizer: Path, ids: Ids, workers: int) -> Iterator[Encoded]:
-    """In order. Only a few batches are on their way at once."""
-    if workers == 1:
-        _begin(tokenizer, ids)
-        yield from map(_encode, texts)
-        return
-    room = Semaphore(_AHEAD * workers)
-
-    def ahead() -> Iterator[list[Piece]]:
-        for batch in texts:
-            room.acquire()
-            yield batch
-
-    # Not by forking: the tokeniser has threads, which do not survive it.
-    with multiprocessing.get_context("spawn").Pool(workers, _begin, (tokenizer, ids)) as pool:
-        for encoded in pool.imap(_encode, ahead()):
-            room.release()
-            yield encoded
 
 
 _worker: tuple[Tokenizer, Ids]

@@ -1,4 +1,4 @@
-"""The row of all tokens of a prepared dataset in object storage. Pages are fetched side by side, before they are used,
+"""The row of all items of a prepared dataset in object storage. Pages are fetched side by side, before they are used,
 and kept on this machine's disk."""
 
 import hashlib
@@ -34,7 +34,7 @@ class RemoteShards:
         self._held: OrderedDict[int, Future[np.ndarray]] = OrderedDict()
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """The tokens at each start and after it."""
+        """The items at each start and after it."""
         first = self._pages.of(starts)
         coming = self._begin(self._needed(starts, length))
         made = np.empty((len(starts), length), dtype=self.manifest.dtype)

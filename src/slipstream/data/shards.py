@@ -1,4 +1,4 @@
-"""The row of all tokens of a prepared dataset in a folder. Every page is checked before it is used."""
+"""The row of all items of a prepared dataset in a folder. Every page is checked before it is used."""
 
 from pathlib import Path
 
@@ -18,13 +18,13 @@ class Shards:
         self._maps: dict[int, np.ndarray] = {}
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """The tokens at each start and after it."""
+        """The items at each start and after it."""
         self._check(starts, length)
         made = np.empty((len(starts), length), dtype=self.manifest.dtype)
         for row, start in enumerate(starts.tolist()):
             shard, place = divmod(start, self.manifest.each)
-            tokens = self._map(shard)[place : place + length]
-            made[row] = tokens if len(tokens) == length else self._across(shard, place, length)
+            items = self._map(shard)[place : place + length]
+            made[row] = items if len(items) == length else self._across(shard, place, length)
         return made
 
     def expect(self, starts: np.ndarray, length: int) -> None:
@@ -35,7 +35,7 @@ class Shards:
         return np.frombuffer(checked(self._read(DOCUMENTS), DOCUMENTS, self.manifest, str(self._folder)), "<i8")
 
     def _across(self, shard: int, place: int, length: int) -> np.ndarray:
-        """Tokens that begin in one shard and end in another."""
+        """Items that begin in one shard and end in another."""
         parts = []
         while length:
             parts.append(self._map(shard)[place : place + length])
@@ -43,7 +43,7 @@ class Shards:
         return np.concatenate(parts)
 
     def _check(self, starts: np.ndarray, length: int) -> None:
-        """Compare the pages that hold these tokens with their checksums, those that were not yet."""
+        """Compare the pages that hold these items with their checksums, those that were not yet."""
         first, last = self._pages.of(starts), self._pages.of(starts + length - 1)
         if (last - first <= 1).all() and self._checked[first].all() and self._checked[last].all():
             return
@@ -58,7 +58,7 @@ class Shards:
     def _map(self, shard: int) -> np.ndarray:
         if shard not in self._maps:
             entry, path = self.manifest.shards[shard], self._folder / self.manifest.shards[shard].name
-            expected = entry.tokens * self._pages.size
+            expected = entry.items * self._pages.size
             if not path.is_file():
                 raise DamagedShard(f"{path} is missing; copy it again, or prepare the dataset again")
             if path.stat().st_size != expected:

@@ -3,16 +3,14 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
-
-from slipstream.data.manifest import DOCUMENTS, PAGES, TOKENIZER, checksum, read_manifest
+from slipstream.data.manifest import checksum, read_manifest
 
 
 def verify(folder: Path, checked: Callable[[int], None]) -> Iterator[str]:
     """What is wrong, file by file; `checked` is told of every byte that was looked at."""
     manifest = read_manifest(folder, "DEST")
-    size = np.dtype(manifest.dtype).itemsize
-    expected = {shard.name: (shard.sha256, shard.tokens * size) for shard in manifest.shards}
+    size = manifest.dtype.itemsize
+    expected = {shard.name: (shard.sha256, shard.items * size) for shard in manifest.shards}
     for name, (sha256, bytes_expected) in expected.items():
         path = folder / name
         if not path.is_file():
@@ -22,10 +20,10 @@ def verify(folder: Path, checked: Callable[[int], None]) -> Iterator[str]:
         elif checksum(path) != sha256:
             yield f"{name} is damaged: its bytes are not those that were prepared"
         checked(bytes_expected)
-    for name in (PAGES, DOCUMENTS, TOKENIZER):
+    for name, sha256 in manifest.sha256.items():
         if not (folder / name).is_file():
             yield f"{name} is missing"
-        elif checksum(folder / name) != manifest.sha256[name]:
+        elif checksum(folder / name) != sha256:
             yield f"{name} is damaged, or of another dataset"
     for path in sorted(folder.glob("shard-*.bin")):
         if path.name not in expected:

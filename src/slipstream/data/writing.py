@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.data.holding import Holds, Ids
 from slipstream.data.manifest import (
     DOCUMENTS,
     MANIFEST,
@@ -19,11 +20,12 @@ from slipstream.data.manifest import (
     Manifest,
     Shard,
     checksum,
+    page_of,
     write_manifest,
 )
-from slipstream.data.tokenizer import Ids
 
 PROGRESS = "progress.json"
+_NO_ENDS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -31,90 +33,96 @@ class Progress:
     """How far a preparation has come, at the end of a shard."""
 
     batches: int = 0
-    """Batches of text of which all tokens are in whole shards."""
-    tokens_of_next: int = 0
-    """Tokens of the batch after them that are, too."""
+    """Batches of which all items are in whole shards."""
+    items_of_next: int = 0
+    """Items of the batch after them that are, too."""
     documents: int = 0
     """Documents that have ended by then."""
     shards: tuple[Shard, ...] = ()
 
 
 class ShardWriter:
-    """Takes batches of tokens and leaves shards of equal length."""
+    """Takes batches of items and leaves shards of equal length."""
 
-    def __init__(self, folder: Path, ids: Ids, identity: dict[str, Any], shard: int, page: int = PAGE) -> None:
-        self._folder, self._ids, self._identity, self._page = folder, ids, identity, page
-        self._each = shard // ids.dtype.itemsize
+    def __init__(self, folder: Path, holds: Holds, identity: dict[str, Any], shard: int, page: int = PAGE) -> None:
+        self._folder, self._holds, self._identity = folder, holds, identity
+        self._dtype = holds.dtype.newbyteorder("<")
+        self._page = page_of(self._dtype, page)
+        self._each = max(1, shard // self._dtype.itemsize)
         self.progress = self._read_progress()
         self._shards = list(self.progress.shards)
         self._batches, self._documents = self.progress.batches, self.progress.documents
-        self._written = sum(each.tokens for each in self._shards)
-        """Tokens in whole shards."""
+        self._written = sum(each.items for each in self._shards)
+        """Items in whole shards."""
         self._held: list[np.ndarray] = []
         self._count = 0
-        """Tokens that are held."""
+        """Items that are held."""
         size = len(self._shards) and self._first_page_of(len(self._shards))
         self._pages = self._open(PAGES, size * 4)
-        self._ends = self._open(DOCUMENTS, (1 + self._documents) * 8 if self._shards else 0)
-        if not self._shards:
-            self._ends.write(np.zeros(1, np.int64).tobytes())
+        self._ends = self._open_ends() if isinstance(holds, Ids) else None
 
     @property
-    def tokens(self) -> int:
-        """All tokens so far."""
+    def items(self) -> int:
+        """All items so far."""
         return self._written + self._count
 
-    def add(self, tokens: np.ndarray, ends: np.ndarray) -> None:
-        """A batch: its tokens, and the places in it after which a document has ended."""
-        done = self.progress.tokens_of_next if self._batches == self.progress.batches else 0
-        tokens, ends = tokens[done:], ends[ends > done] - done
-        start = self.tokens
-        while self._count + len(tokens) >= self._each:
+    def add(self, items: np.ndarray, ends: np.ndarray = _NO_ENDS) -> None:
+        """A batch: its items, and of tokens the places in it after which a document has ended."""
+        done = self.progress.items_of_next if self._batches == self.progress.batches else 0
+        items, ends = items[done:], ends[ends > done] - done
+        start = self.items
+        while self._count + len(items) >= self._each:
             take = self._each - self._count
             inside = ends[ends <= take]
             self._end_documents(inside + start)
-            self._hold(tokens[:take])
+            self._hold(items[:take])
             done, start = done + take, start + take
-            tokens, ends = tokens[take:], ends[ends > take] - take
+            items, ends = items[take:], ends[ends > take] - take
             self._finish_shard()
             self._record(done)
         self._end_documents(ends + start)
-        self._hold(tokens)
+        self._hold(items)
         self._batches += 1
 
     def finish(self) -> Manifest:
         """Write the last shard and the manifest."""
         if self._count or not self._shards:
             self._finish_shard()
-        for file in (self._pages, self._ends):
+        for file in self._open_files():
             _to_disk(file)
             file.close()
         manifest = Manifest(
-            tokens=self._written,
+            items=self._written,
             documents=self._documents,
-            dtype=self._ids.dtype.newbyteorder("<").str,
             page=self._page,
-            ids=self._ids,
+            holds=self._holds,
             shards=tuple(self._shards),
-            sha256={name: checksum(self._folder / name) for name in (PAGES, DOCUMENTS, TOKENIZER)},
+            sha256={name: checksum(self._folder / name) for name in self._others()},
         )
         write_manifest(manifest, self._folder)
         (self._folder / PROGRESS).unlink(missing_ok=True)
         return manifest
 
-    def _hold(self, tokens: np.ndarray) -> None:
-        self._held.append(tokens)
-        self._count += len(tokens)
+    def _others(self) -> list[str]:
+        """Files beside the shards."""
+        if not isinstance(self._holds, Ids):
+            return [PAGES]
+        return [PAGES, DOCUMENTS, *([TOKENIZER] if (self._folder / TOKENIZER).exists() else [])]
+
+    def _hold(self, items: np.ndarray) -> None:
+        self._held.append(items)
+        self._count += len(items)
 
     def _end_documents(self, places: np.ndarray) -> None:
-        self._ends.write(places.astype("<i8").tobytes())
+        if self._ends:
+            self._ends.write(places.astype("<i8").tobytes())
         self._documents += len(places)
 
     def _finish_shard(self) -> None:
-        data = np.concatenate(self._held or [np.empty(0)]).astype(self._ids.dtype.newbyteorder("<"))
+        data = np.concatenate(self._held or [np.empty(0, self._dtype)]).astype(self._dtype, copy=False)
         path = self._folder / f"shard-{len(self._shards):05d}.bin"
         with path.open("wb") as file:
-            file.write(data.data)
+            file.write(data.view(np.uint8).data)
             _to_disk(file)
         pages = data.view(np.uint8)
         sums = [zlib.crc32(pages[start : start + self._page].data) for start in range(0, len(pages), self._page)]
@@ -123,10 +131,10 @@ class ShardWriter:
         self._written += len(data)
         self._held, self._count = [], 0
 
-    def _record(self, tokens_of_next: int) -> None:
-        for file in (self._pages, self._ends):
+    def _record(self, items_of_next: int) -> None:
+        for file in self._open_files():
             _to_disk(file)
-        now = Progress(self._batches, tokens_of_next, self._documents, tuple(self._shards))
+        now = Progress(self._batches, items_of_next, self._documents, tuple(self._shards))
         draft = self._folder / f".{PROGRESS}"
         draft.write_text(json.dumps({"identity": self._identity, **asdict(now)}))
         draft.rename(self._folder / PROGRESS)
@@ -144,8 +152,17 @@ class ShardWriter:
         return Progress(**{**values, "shards": tuple(Shard(**shard) for shard in values["shards"])})
 
     def _first_page_of(self, shards: int) -> int:
-        each = -(-self._each * self._ids.dtype.itemsize // self._page)
+        each = -(-self._each * self._dtype.itemsize // self._page)
         return shards * each
+
+    def _open_files(self) -> list[Any]:
+        return [self._pages, self._ends] if self._ends else [self._pages]
+
+    def _open_ends(self) -> Any:
+        file = self._open(DOCUMENTS, (1 + self._documents) * 8 if self._shards else 0)
+        if not self._shards:
+            file.write(np.zeros(1, np.int64).tobytes())
+        return file
 
     def _open(self, name: str, size: int) -> Any:
         """To go on writing after so many bytes."""

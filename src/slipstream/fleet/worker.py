@@ -181,19 +181,16 @@ def _write_sample(job: Job, trained: "Trained") -> str | None:
     if wish is None:
         return None
     device = next(trained.model.parameters()).device
-    context = trained.facts.inputs[0]
-    return generate(
-        trained.model, tokenizer_path(job), wish.prompt, wish.tokens, wish.temperature, job.seed, context, device
-    )
+    context, tokenizer = trained.facts.inputs[0], tokenizer_path(job)
+    assert tokenizer, "refused when the data was opened"
+    return generate(trained.model, tokenizer, wish.prompt, wish.tokens, wish.temperature, job.seed, context, device)
 
 
 def _write_export(run: RunFolder, job: Job, trained: "Trained") -> str:
     from slipstream.data import tokenizer_path
     from slipstream.evaluate.export import export
-    from slipstream.job.data import PreparedData, TextData
 
-    tokenizer = tokenizer_path(job) if isinstance(job.data, TextData | PreparedData) else None
-    return str(export(trained.model, job, trained.facts, run.export, tokenizer))
+    return str(export(trained.model, job, trained.facts, run.export, tokenizer_path(job)))
 
 
 if __name__ == "__main__":

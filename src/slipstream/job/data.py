@@ -75,12 +75,12 @@ class TokenData(DataSection):
 
 
 class PreparedData(DataSection):
-    """Tokens that `slipstream data prepare` has made, with a checksum for every page of them."""
+    """What `slipstream data prepare` has made, with a checksum for every page of it: tokens, or whole samples."""
 
     prepared: Annotated[str, AfterValidator(lambda text: text if _REMOTE.match(text) else absolute(text))]
     """The folder that it made; or its address in object storage: s3://bucket/folder, gs://…, az://…, https://…."""
-    sequence: Count = 256
-    """Tokens in a sample."""
+    sequence: Count | None = None
+    """Tokens in a sample; not where whole samples were prepared."""
     cache: Bytes | None = None
     """How much of this machine's disk pages of remote datasets may take; 0B for none. Default: 20GB."""
 
@@ -209,5 +209,8 @@ Data = Annotated[
     | Annotated[ImportData, Tag("import")],
     Discriminator(_choose),
 ]
-OfTokens = TextData | TokenData | PreparedData
-"""Data whose samples are sequences of tokens."""
+
+
+def of_tokens(data: DataSection) -> bool:
+    """Whether samples are sequences of tokens."""
+    return isinstance(data, TextData | TokenData) or (isinstance(data, PreparedData) and data.sequence is not None)

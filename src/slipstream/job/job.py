@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from slipstream.job.base import Section, refuse
-from slipstream.job.data import Data, DigitsData, MnistData, OfTokens, PreparedData, SyntheticData, TextData
+from slipstream.job.data import Data, DigitsData, MnistData, PreparedData, SyntheticData, TextData, of_tokens
 from slipstream.job.models import DecoderModel, HuggingFaceModel, ImportModel, Model, ResnetModel
 from slipstream.job.train import SHORT, Classification, Evaluate, MaskedToken, NextToken, Regression, Sgd, Task, Train
 from slipstream.job.units import Bytes, Count, Duration, Interval, Money, Number, Seed, Span
@@ -159,7 +159,7 @@ class Job(Section):
         """The task as written, or the one the data is made for."""
         if self.train.task is not None:
             return self.train.task
-        if isinstance(self.data, OfTokens):
+        if self.on_text:
             return NextToken(kind="next-token")
         if isinstance(self.data, (DigitsData, MnistData)):
             return Classification(kind="classification")
@@ -169,7 +169,12 @@ class Job(Section):
     @property
     def on_text(self) -> bool:
         """Whether samples are sequences of tokens."""
-        return isinstance(self.data, OfTokens)
+        return of_tokens(self.data)
+
+    @property
+    def sequence(self) -> int:
+        """Tokens in a sample, where samples are sequences of tokens."""
+        return self.data.sequence  # type: ignore[union-attr, return-value]
 
     @model_validator(mode="after")
     def _check(self) -> "Job":
@@ -177,19 +182,25 @@ class Job(Section):
         return self
 
     def _task_problems(self) -> list[str]:
-        if self.train.task is None and not isinstance(self.data, OfTokens | DigitsData | MnistData | SyntheticData):
+        own_task = self.on_text or isinstance(self.data, DigitsData | MnistData | SyntheticData)
+        if self.train.task is None and isinstance(self.data, PreparedData) and not own_task:
+            return ["data.sequence is needed where tokens were prepared; train.task where samples were"]
+        if self.train.task is None and not own_task:
             return ["train.task is needed for this data: classification or regression (or a token task)"]
         task, own = self.task, isinstance(self.model, ImportModel) or not hasattr(self.data, "source")
         tokens = isinstance(task, (NextToken, MaskedToken))
         if tokens != self.on_text and not own:
             return [f"train.task {task.kind} does not fit data.source {self.data.source!r}"]  # type: ignore[union-attr]
         problems = []
+        if isinstance(self.data, PreparedData) and tokens and not self.on_text:
+            problems.append(f"data.sequence is needed for train.task {task.kind}: how many tokens make a sample")
+        if isinstance(self.data, PreparedData) and self.on_text and not tokens:
+            problems.append(f"data.sequence has no effect with train.task {task.kind}, which takes whole samples")
         if isinstance(self.model, DecoderModel) and not isinstance(task, NextToken):
             problems.append(f"model.kind decoder sees only what came before, so it cannot do {task.kind}")
-        if isinstance(self.model, DecoderModel) and self.on_text and self.model.context:
-            sequence: int = self.data.sequence  # type: ignore[union-attr]
-            if sequence > self.model.context:
-                problems.append(f"data.sequence ({sequence}) is longer than model.context ({self.model.context})")
+        context = self.model.context if isinstance(self.model, DecoderModel) and self.on_text else None
+        if context and self.sequence > context:
+            problems.append(f"data.sequence ({self.sequence}) is longer than model.context ({context})")
         if not isinstance(self.model, (DecoderModel, ImportModel, HuggingFaceModel)) and tokens:
             problems.append(f"model.kind {self.model.kind} takes numbers, not tokens; use decoder or huggingface")
         if isinstance(self.model, ResnetModel) and isinstance(self.data, SyntheticData):
@@ -239,7 +250,7 @@ def total_samples(job: Job, training_samples: int) -> int:
     if train.samples is not None:
         return train.samples
     if train.tokens is not None:
-        return math.ceil(train.tokens / job.data.sequence)  # type: ignore[union-attr]
+        return math.ceil(train.tokens / job.sequence)
     if train.epochs is not None:
         return math.ceil(train.epochs * training_samples)
     assert train.steps is not None, "Train admits exactly one length"

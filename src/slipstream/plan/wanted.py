@@ -56,15 +56,14 @@ def decoder_of(job: Job, vocabulary: int) -> Work | None:
     """The work of a decoder, which is known without building it."""
     if not isinstance(job.model, DecoderModel):
         return None
-    sequence: int = job.data.sequence  # type: ignore[union-attr]
-    return work_of_decoder(job.model, job.model.vocabulary or vocabulary, sequence)
+    return work_of_decoder(job.model, job.model.vocabulary or vocabulary, job.sequence)
 
 
 def _splits(job: Job) -> Splits:
     model = job.model
     if not isinstance(model, DecoderModel):
         return Splits()
-    sequence: int = job.data.sequence  # type: ignore[union-attr]
+    sequence = job.sequence
     heads = model.kv_heads or model.heads
     powers = [2**power for power in range(8)]
     context = tuple(c for c in powers if c == 1 or (sequence % (2 * c) == 0 and sequence // c >= _SHORTEST_CONTEXT))

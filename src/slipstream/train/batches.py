@@ -14,6 +14,7 @@ from slipstream.data import Dataset, mask_id
 from slipstream.data.base import Batch
 from slipstream.data.order import Order
 from slipstream.data.prepared import Prepared
+from slipstream.data.samples import PreparedSamples
 from slipstream.data.stream import prefetch
 from slipstream.job import Job
 from slipstream.job.data import ImportData
@@ -119,7 +120,7 @@ class Batches:
 
     def _look_ahead(self, position: int, indices: np.ndarray) -> None:
         """Tell a dataset that fetches from afar what is needed first, and what comes after it."""
-        if not isinstance(self._dataset, Prepared):
+        if not isinstance(self._dataset, Prepared | PreparedSamples):
             return
         self._dataset.expect(indices)
         window = self._order.window(position)
@@ -135,8 +136,10 @@ class Batches:
         return batch
 
 
-def as_model_takes(inputs: Tensor, job: Job, plan: Plan) -> Tensor:
+def as_model_takes(inputs: Tensor, job: Job, plan: Plan, white: int) -> Tensor:
     """Numbers in the precision of the weights. Bytes of our sources are numbers too; a user's dataset may mean else."""
+    if inputs.dtype == torch.uint8 and white != 1:
+        inputs = inputs.float() / white
     numbers = inputs.is_floating_point() or (inputs.dtype == torch.uint8 and not isinstance(job.data, ImportData))
     return inputs.to(weight_dtype(plan)) if numbers else inputs
 

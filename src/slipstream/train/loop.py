@@ -63,7 +63,7 @@ def train(
         plain = build_to_split(job, dataset.facts, world.device, weight_dtype(plan))
         parameters = sum(weight.numel() for weight in plain.parameters())
         trial = Trial(plain, job, plan, dataset, world.device)
-        worker = Worker(job, plan, world, pulse, plain)
+        worker = Worker(job, plan, world, pulse, plain, dataset.facts.white)
         model = worker.model
         trial.compare(model)
         update = Update(job.train, model, timeline.samples, fp16=plan.precision == "fp16")

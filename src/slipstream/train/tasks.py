@@ -80,7 +80,7 @@ def weight_of_batch(job: Job, samples: int) -> float | None:
     if isinstance(job.task, Classification) and not isinstance(job.data, ImportData):
         return float(samples)
     whole = isinstance(job.data, TokenData | PreparedData) or (isinstance(job.data, TextData) and job.data.pack)
-    return float(samples * job.data.sequence) if whole and isinstance(job.task, NextToken) else None  # type: ignore[union-attr]
+    return float(samples * job.sequence) if whole and isinstance(job.task, NextToken) else None
 
 
 def weight(task: AnyTask, targets: Tensor) -> int:

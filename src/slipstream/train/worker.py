@@ -27,8 +27,8 @@ from slipstream.train.world import World
 class Worker:
     """What one worker does with its share of a batch."""
 
-    def __init__(self, job: Job, plan: Plan, world: World, pulse: Pulse, plain: nn.Module) -> None:
-        self.job, self.plan, self.world, self._pulse = job, plan, world, pulse
+    def __init__(self, job: Job, plan: Plan, world: World, pulse: Pulse, plain: nn.Module, white: int) -> None:
+        self.job, self.plan, self.world, self._pulse, self._white = job, plan, world, pulse, white
         self._keys = own_dropout(plain, job.seed)
         self._owns_outputs = is_built_in(job.model)  # a user's model may keep its outputs for itself
         if synchronise_batch_norm(plain) and job.layout.micro_batch:
@@ -121,7 +121,7 @@ class Worker:
         on_gpu = self.world.device.type == "cuda"
         if on_gpu:
             samples = samples.pin_memory().to(self.world.device, non_blocking=True)
-        samples = as_model_takes(samples, self.job, self.plan)
+        samples = as_model_takes(samples, self.job, self.plan, self._white)
         if on_gpu and isinstance(self.model.whole, Resnet) and samples.dim() == 4:
             return samples.contiguous(memory_format=torch.channels_last)  # what cuDNN's fastest convolutions want
         return samples

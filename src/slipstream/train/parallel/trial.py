@@ -27,7 +27,7 @@ class Trial:
         if not split or not isinstance(job.model, ImportModel | HuggingFaceModel):
             return
         inputs = dataset.fetch(np.array([0, min(1, len(dataset) - 1)])).inputs.to(device)
-        self._inputs = as_model_takes(inputs, job, plan)
+        self._inputs = as_model_takes(inputs, job, plan, dataset.facts.white)
         first, second = self._forward(model), self._forward(model)
         if torch.equal(first, second):  # a model that draws random numbers even here cannot be compared
             self._expected = first

@@ -1,0 +1,129 @@
+"""What a dataset can be prepared from: which kind of source a name is, and what prepares it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from slipstream.data.array_samples import mnist_samples, npy_samples
+from slipstream.data.documents import STDLIB, named_like
+from slipstream.data.image_samples import ImageFolder, has_images
+from slipstream.data.images import is_mnist
+from slipstream.data.manifest import Manifest
+from slipstream.data.preparing import Progress, prepare_text, size_of, text_sources
+from slipstream.data.sampling import SampleSource, prepare_samples
+from slipstream.data.token_rows import prepare_rows, token_rows
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may say about the sources; none has an effect on all of them."""
+
+    tokenizer: str | None = None
+    vocabulary: int | None = None
+    field: str | None = None
+    targets: str | None = None
+    size: int | None = None
+    workers: int | None = None
+
+
+Say = Callable[[str], None]
+Make = Callable[[Path, int, int, Progress, Say], Manifest]
+"""Given the folder, processes, and bytes of a shard."""
+
+
+class Preparation(NamedTuple):
+    """What is ready to be made."""
+
+    total: int
+    """What progress is counted in: bytes of text, or items."""
+    rate: Callable[[int, float], str]
+    """Items and speed, for a person to read."""
+    make: Make
+
+
+class _Kind(NamedTuple):
+    name: str
+    takes: Callable[[str], bool]
+    """Whether a source is of this kind."""
+    options: tuple[str, ...]
+    begin: Callable[[Sequence[str], Options], Preparation]
+
+
+def preparation(names: Sequence[str], options: Options) -> Preparation:
+    """What these sources need. Raises ValueError for what cannot be."""
+    kinds = [next(kind for kind in _KINDS if kind.takes(name)) for name in names]
+    for name, kind in zip(names, kinds, strict=True):
+        if kind is not kinds[0]:
+            raise ValueError(f"{names[0]} is {kinds[0].name} and {name} is {kind.name}; prepare them apart")
+    for field in fields(options):
+        if getattr(options, field.name) is not None and field.name not in kinds[0].options:
+            raise ValueError(f"--{field.name} has no effect on {kinds[0].name}; remove it")
+    return kinds[0].begin(names, options)
+
+
+def _is_image_folder(name: str) -> bool:
+    folder = Path(name)
+    if name == STDLIB or not folder.is_dir() or not has_images(folder):
+        return False
+    if text := next(folder.rglob("*.txt"), None):
+        raise ValueError(
+            f"{name} holds images and text ({text}); prepare a folder of images alone, or name the text: "
+            f"'{name}/**/*.txt'"
+        )
+    return True
+
+
+def _text(names: Sequence[str], options: Options) -> Preparation:
+    sources = text_sources(names, options.tokenizer, options.vocabulary, options.field)
+    return Preparation(
+        size_of(sources),
+        lambda tokens, speed: f"{tokens / 1e6:,.1f}M tokens, {speed / 1e6:.1f} MB/s",
+        partial(prepare_text, sources),
+    )
+
+
+def _arrays(names: Sequence[str], options: Options) -> Preparation:
+    """With targets samples, without tokens."""
+    if options.targets is None:
+        return _tokens(names, options)
+    if options.tokenizer or options.vocabulary:
+        raise ValueError("--tokenizer and --vocabulary have no effect on samples; remove them")
+    return _samples(npy_samples(_only(names), options.targets))
+
+
+def _tokens(names: Sequence[str], options: Options) -> Preparation:
+    rows = token_rows([path for name in names for path in named_like(name)], options.tokenizer, options.vocabulary)
+
+    def make(folder: Path, _workers: int, shard: int, progress: Progress, say: Say) -> Manifest:
+        return prepare_rows(rows, folder, shard, progress, say)
+
+    return Preparation(rows.tokens, lambda tokens, speed: f"{tokens / 1e6:,.1f}M tokens, {speed / 1e6:,.1f}M/s", make)
+
+
+def _samples(source: SampleSource) -> Preparation:
+    return Preparation(
+        len(source), lambda samples, speed: f"{samples:,} samples, {speed:,.0f}/s", partial(prepare_samples, source)
+    )
+
+
+def _only(names: Sequence[str]) -> str:
+    if len(names) > 1:
+        raise ValueError(f"samples are prepared from one source at a time, not from {', '.join(names)}")
+    return names[0]
+
+
+_KINDS = (
+    _Kind("an .npy file", lambda name: name.endswith(".npy"), ("tokenizer", "vocabulary", "targets"), _arrays),
+    _Kind(
+        "a folder of MNIST's files", lambda name: is_mnist(Path(name)), (),
+        lambda names, _: _samples(mnist_samples(_only(names))),
+    ),
+    _Kind(
+        "a folder of images", _is_image_folder, ("size", "workers"),
+        lambda names, options: _samples(ImageFolder(_only(names), options.size)),
+    ),
+    _Kind("text", lambda _: True, ("tokenizer", "vocabulary", "field", "workers"), _text),
+)  # fmt: skip
+"""The first that takes a source prepares it."""
