@@ -31,6 +31,9 @@ def prepare(
     field: Annotated[str | None, typer.Option(help="Key or column that holds the text. Default: text.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one for each core.")] = None,
     shard: Annotated[int, typer.Option(min=1, help="Size of a shard in MiB.")] = 64,
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Encrypt all of it, by the key that SLIPSTREAM_DATA_KEY holds.")
+    ] = False,
 ) -> None:
     """Tokenise text into shards. Ended before it was done, the same command goes on where it was."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -56,7 +59,7 @@ def prepare(
             say = lambda text: bar.console.print(text, highlight=False)  # noqa: E731
             cores = this_machine().cores
             folder = staging_folder(dest) if is_remote(dest) else Path(dest)
-            made = prepare_text(sources, folder, workers or cores, shard * 2**20, progress, say)
+            made = prepare_text(sources, folder, workers or cores, shard * 2**20, encrypt, progress, say)
             if is_remote(dest):
                 upload(folder, dest, say)
                 shutil.rmtree(folder)
@@ -64,6 +67,8 @@ def prepare(
         print(error, file=sys.stderr)
         raise typer.Exit(REFUSED) from None
     print(f"{made.tokens:,} tokens of {made.documents:,} documents in {len(made.shards):,} shards: {dest}")
+    if made.seal:
+        print(f"encrypted: it can be read with key {made.seal.key}")
     print(f"in a job file: data: {{prepared: {dest}, sequence: …}}")
 
 
@@ -87,6 +92,7 @@ def inspect(dest: Dest, as_json: AsJson = False) -> None:
         "stored as": manifest.dtype,
         "shards": f"{len(manifest.shards):,} of {manifest.each:,} tokens",
         "page": f"{manifest.page:,} bytes",
+        "encrypted": f"for key {manifest.seal.key}" if manifest.seal else "no",
     }
     for name, value in facts.items():
         print(f"{name:<12}{value}")
@@ -113,3 +119,11 @@ def verify(dest: Dest) -> None:
     if wrong:
         raise typer.Exit(1)
     print(f"{seen:,} bytes of tokens are as they were prepared")
+
+
+@app.command(name="new-key")
+def new_key() -> None:
+    """Print a fresh key for SLIPSTREAM_DATA_KEY. Keep it: without it an encrypted dataset cannot be read."""
+    from slipstream.data.keys import new_key as make_key
+
+    print(make_key())

@@ -1,7 +1,6 @@
 """Data: from what the job names to batches, in one order, from any point."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from slipstream.data.base import IGNORED, Batch, Dataset, Facts
@@ -40,7 +39,7 @@ __all__ = [
     "prefetch",
     "prepare",
     "text_info",
-    "tokenizer_path",
+    "tokenizer_json",
 ]
 
 
@@ -72,9 +71,9 @@ def prepare(job: Job, notify: Notify) -> None:
         prepare_text(job.data, job, notify)
 
 
-def tokenizer_path(job: Job) -> Path:
+def tokenizer_json(job: Job) -> bytes:
     """The `tokenizer.json` of a job on text that has been prepared."""
-    return prepared_tokenizer(job.data) if isinstance(job.data, PreparedData) else text_tokenizer(job)
+    return prepared_tokenizer(job.data) if isinstance(job.data, PreparedData) else text_tokenizer(job).read_bytes()
 
 
 def mask_id(job: Job) -> int:

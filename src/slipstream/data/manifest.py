@@ -7,6 +7,9 @@ pages.bin         the CRC-32 of every page of every shard, as 32-bit numbers: a 
                   shard, then the next, …; the last of a shard may be shorter
 documents.bin     where each document begins in the row of all tokens, and last where the last one ends, as 64-bit
                   numbers
+
+If it is encrypted (`seal`), tokeniser, shards and documents are; pages.bin has a nonce and a tag for every page instead
+of a CRC-32, and tokeniser and documents consist of pieces: length, nonce, tag, bytes (sealing.py).
 """
 
 import hashlib
@@ -36,6 +39,20 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class Seal:
+    """What it takes, beside the user's key, to open an encrypted dataset."""
+
+    dataset: str
+    """A random name, part of what every page is bound to."""
+    key: str
+    """What the user's key is called: it tells nothing of the key."""
+    wrapped: str
+    """The key of the dataset, wrapped by the user's key."""
+    proof: str
+    """That this manifest was written by who had the key."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What a prepared dataset holds."""
 
@@ -47,6 +64,8 @@ class Manifest:
     shards: tuple[Shard, ...]
     sha256: dict[str, str]
     """Of the other files."""
+    seal: Seal | None
+    """None where nothing is encrypted."""
 
     @property
     def each(self) -> int:
@@ -89,7 +108,8 @@ def parse_manifest(text: str, where: str, setting: str) -> Manifest:
         if missing := {field.name for field in fields(Manifest)} - set(values):
             raise ValueError(f"it does not say {', '.join(sorted(missing))}")
         shards = tuple(Shard(**shard) for shard in values["shards"])
-        manifest = Manifest(**{**values, "ids": Ids(**values["ids"]), "shards": shards})
+        seal = Seal(**values["seal"]) if values["seal"] else None
+        manifest = Manifest(**{**values, "ids": Ids(**values["ids"]), "shards": shards, "seal": seal})
         _check(manifest)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{setting}: the manifest {where} is damaged ({error}); prepare the dataset again") from None
@@ -102,6 +122,8 @@ def _check(manifest: Manifest) -> None:
         raise ValueError("its shards do not add up to its tokens")
     if manifest.page % np.dtype(manifest.dtype).itemsize:
         raise ValueError("a page of it ends inside a token")
+    if manifest.seal and not all(isinstance(value, str) for value in asdict(manifest.seal).values()):
+        raise ValueError("its seal is no text")
 
 
 def checksum(path: Path) -> str:

@@ -1,11 +1,11 @@
 """Pages of a prepared dataset: which tokens are in which, and whether what is there is what was prepared."""
 
 import hashlib
-import zlib
 from typing import NamedTuple
 
 import numpy as np
 
+from slipstream.data.guards import CHECKSUMS, Bytes, Guard
 from slipstream.data.manifest import PAGES, Manifest
 
 
@@ -25,15 +25,15 @@ class Bounds(NamedTuple):
 class Pages:
     """Pages are counted over all shards; none reaches from one into the next."""
 
-    def __init__(self, manifest: Manifest, where: str, sums: bytes) -> None:
-        self.manifest, self._where = manifest, where
+    def __init__(self, manifest: Manifest, where: str, records: bytes, guard: Guard = CHECKSUMS) -> None:
+        self.manifest, self._where, self._guard = manifest, where, guard
         self.size = np.dtype(manifest.dtype).itemsize
         """Bytes of a token."""
-        self._sums = np.frombuffer(checked(sums, PAGES, manifest, where), dtype="<u4")
+        self._records = checked(records, PAGES, manifest, where)
         self._first = np.array([first for _, first in manifest.pages])
 
     def __len__(self) -> int:
-        return len(self._sums)
+        return len(self._records) // self._guard.record
 
     def of(self, places: np.ndarray) -> np.ndarray:
         """The page of each of these tokens."""
@@ -47,10 +47,14 @@ class Pages:
         start = (page - int(self._first[shard])) * self.manifest.page
         return Bounds(shard, start, min(start + self.manifest.page, self.manifest.shards[shard].tokens * self.size))
 
-    def is_whole(self, page: int, data: memoryview) -> bool:
-        """Whether these are the bytes of the page."""
-        _, start, end = self.bounds(page)
-        return len(data) == end - start and zlib.crc32(data) == self._sums[page]
+    def open(self, page: int, stored: Bytes) -> memoryview | None:
+        """The tokens of a page that is stored as these bytes; None if they are not what was prepared."""
+        shard, start, end = self.bounds(page)
+        if len(stored) != end - start:
+            return None
+        size = self._guard.record
+        record = self._records[page * size : (page + 1) * size]
+        return self._guard.open_page(self.manifest.shards[shard].name, start, stored, record)
 
     def damage(self, page: int) -> DamagedShard:
         """What to raise where they are not."""
@@ -61,10 +65,11 @@ class Pages:
         )
 
 
-def checked(data: bytes, name: str, manifest: Manifest, where: str) -> bytes:
-    """A small file of a dataset, if it is what was prepared."""
-    if hashlib.sha256(data).hexdigest() != manifest.sha256[name]:
+def checked(data: bytes, name: str, manifest: Manifest, where: str, guard: Guard = CHECKSUMS) -> bytes:
+    """What is in a small file of a dataset, if it is what was prepared."""
+    opened = guard.open_file(name, data) if hashlib.sha256(data).hexdigest() == manifest.sha256[name] else None
+    if opened is None:
         raise DamagedShard(
             f"{where}/{name} is damaged, or of another dataset; copy it again, or prepare the dataset again"
         )
-    return data
+    return opened

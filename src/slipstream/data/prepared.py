@@ -5,9 +5,12 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.data.base import Batch, Dataset, Facts
+from slipstream.data.folder import Folder
+from slipstream.data.held import HeldShards, Source, pages_folder, remote_manifest
 from slipstream.data.manifest import TOKENIZER, Manifest, read_manifest
 from slipstream.data.page_cache import PageCache
-from slipstream.data.remote import RemoteShards, pages_folder, remote_manifest, remote_tokenizer
+from slipstream.data.pages import checked
+from slipstream.data.sealing import guard_of
 from slipstream.data.shards import Shards
 from slipstream.data.storage import Storage, StorageGone, is_remote
 from slipstream.data.text import mask_of
@@ -23,7 +26,7 @@ _IMPATIENT = 8.0
 class Prepared:
     """Sample i is tokens[i·S : i·S + S + shift] of the row of all tokens."""
 
-    def __init__(self, shards: Shards | RemoteShards, sequence: int, shift: int) -> None:
+    def __init__(self, shards: Shards | HeldShards, sequence: int, shift: int) -> None:
         manifest = shards.manifest
         self.facts = Facts(inputs=(sequence,), outputs=manifest.ids.vocabulary, tokens=True)
         self.together = max(1, manifest.page // np.dtype(manifest.dtype).itemsize // sequence)
@@ -45,12 +48,11 @@ class Prepared:
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets))
 
 
-def prepared_tokenizer(data: PreparedData) -> Path:
-    """What the tokens mean."""
-    if is_remote(data.prepared):
-        storage = Storage(data.prepared)
-        return remote_tokenizer(storage, remote_manifest(storage, "data.prepared"))
-    return Path(data.prepared) / TOKENIZER
+def prepared_tokenizer(data: PreparedData) -> bytes:
+    """What the tokens mean: its tokenizer.json."""
+    manifest = _manifest(data)
+    stored = bytes(_source(data, manifest).read(TOKENIZER))
+    return checked(stored, TOKENIZER, manifest, data.prepared, guard_of(manifest, data.prepared))
 
 
 def prepared_ids(data: PreparedData) -> Ids:
@@ -59,7 +61,11 @@ def prepared_ids(data: PreparedData) -> Ids:
 
 
 def check_prepared(data: PreparedData) -> None:
-    _manifest(data)
+    manifest = _manifest(data)
+    try:
+        guard_of(manifest, data.prepared)
+    except ValueError as error:
+        raise ValueError(f"data.prepared: {error}") from None
 
 
 def open_prepared(data: PreparedData, job: Job) -> Dataset:
@@ -84,8 +90,14 @@ def _manifest(data: PreparedData) -> Manifest:
         raise ValueError(f"data.prepared: {error}") from None
 
 
-def _shards(data: PreparedData, manifest: Manifest) -> Shards | RemoteShards:
-    if not is_remote(data.prepared):
+def _source(data: PreparedData, manifest: Manifest) -> Source:
+    return Storage(data.prepared) if is_remote(data.prepared) else Folder(Path(data.prepared), manifest)
+
+
+def _shards(data: PreparedData, manifest: Manifest) -> Shards | HeldShards:
+    remote = is_remote(data.prepared)
+    if not remote and manifest.seal is None:
         return Shards(Path(data.prepared), manifest)
-    limit = _CACHE if data.cache is None else data.cache
-    return RemoteShards(Storage(data.prepared), manifest, PageCache(pages_folder(manifest), limit))
+    limit = (_CACHE if data.cache is None else data.cache) if remote else 0
+    cache = PageCache(pages_folder(manifest), limit)
+    return HeldShards(_source(data, manifest), manifest, cache, guard_of(manifest, data.prepared))

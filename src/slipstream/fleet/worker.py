@@ -174,7 +174,7 @@ def _whole_model(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> "n
 
 
 def _write_sample(job: Job, trained: "Trained") -> str | None:
-    from slipstream.data import tokenizer_path
+    from slipstream.data import tokenizer_json
     from slipstream.evaluate.generate import generate
 
     wish = job.train.sample
@@ -183,16 +183,16 @@ def _write_sample(job: Job, trained: "Trained") -> str | None:
     device = next(trained.model.parameters()).device
     context = trained.facts.inputs[0]
     return generate(
-        trained.model, tokenizer_path(job), wish.prompt, wish.tokens, wish.temperature, job.seed, context, device
+        trained.model, tokenizer_json(job), wish.prompt, wish.tokens, wish.temperature, job.seed, context, device
     )
 
 
 def _write_export(run: RunFolder, job: Job, trained: "Trained") -> str:
-    from slipstream.data import tokenizer_path
+    from slipstream.data import tokenizer_json
     from slipstream.evaluate.export import export
     from slipstream.job.data import PreparedData, TextData
 
-    tokenizer = tokenizer_path(job) if isinstance(job.data, TextData | PreparedData) else None
+    tokenizer = tokenizer_json(job) if isinstance(job.data, TextData | PreparedData) else None
     return str(export(trained.model, job, trained.facts, run.export, tokenizer))
 
 

@@ -1,5 +1,6 @@
-"""The row of all tokens of a prepared dataset in object storage. Pages are fetched side by side, before they are used,
-and kept on this machine's disk."""
+"""The row of all tokens of a prepared dataset that is far away, encrypted, or both. Pages are fetched and opened side
+by side, before they are used. This machine's disk keeps those of a remote dataset as they are there: encrypted ones
+encrypted."""
 
 import hashlib
 import threading
@@ -7,10 +8,12 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
-from slipstream.data.manifest import DOCUMENTS, MANIFEST, PAGES, TOKENIZER, Manifest, parse_manifest
+from slipstream.data.guards import CHECKSUMS, Guard
+from slipstream.data.manifest import DOCUMENTS, MANIFEST, PAGES, Manifest, parse_manifest
 from slipstream.data.order import WINDOW
 from slipstream.data.page_cache import PageCache
 from slipstream.data.pages import Pages, checked
@@ -23,12 +26,21 @@ _HELD = 5 * WINDOW
 """Pages in memory: those of a window, which may touch twice as many as it is long, and of the next one; and a few."""
 
 
-class RemoteShards:
+class Source(Protocol):
+    """Where files are: a `Storage` or a `Folder`."""
+
+    @property
+    def address(self) -> str: ...
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> memoryview: ...
+
+
+class HeldShards:
     """Memory holds the pages of two windows, whatever the size of the dataset."""
 
-    def __init__(self, storage: Storage, manifest: Manifest, cache: PageCache) -> None:
-        self._storage, self.manifest, self._cache = storage, manifest, cache
-        self._pages = Pages(manifest, storage.address, bytes(storage.read(PAGES)))
+    def __init__(self, source: Source, manifest: Manifest, cache: PageCache, guard: Guard = CHECKSUMS) -> None:
+        self._source, self.manifest, self._cache, self._guard = source, manifest, cache, guard
+        self._pages = Pages(manifest, source.address, bytes(source.read(PAGES)), guard)
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pages")
         self._lock = threading.Lock()
         self._held: OrderedDict[int, Future[np.ndarray]] = OrderedDict()
@@ -53,8 +65,8 @@ class RemoteShards:
 
     def documents(self) -> np.ndarray:
         """Where each document begins, and last where the last one ends."""
-        data = bytes(self._storage.read(DOCUMENTS))
-        return np.frombuffer(checked(data, DOCUMENTS, self.manifest, self._storage.address), "<i8")
+        data = bytes(self._source.read(DOCUMENTS))
+        return np.frombuffer(checked(data, DOCUMENTS, self.manifest, self._source.address, self._guard), "<i8")
 
     def _needed(self, starts: np.ndarray, length: int) -> list[int]:
         first, last = self._pages.of(starts), self._pages.of(starts + length - 1)
@@ -77,17 +89,18 @@ class RemoteShards:
 
     def _load(self, page: int) -> np.ndarray:
         with self._cache.locked(page):
-            data = self._cache.get(page)
-            if data is not None and not self._pages.is_whole(page, data):
-                self._cache.forget(page)
-                data = None
-            if data is None:
+            stored = self._cache.get(page)
+            opened = None if stored is None else self._pages.open(page, stored)
+            if opened is None:
+                if stored is not None:
+                    self._cache.forget(page)
                 shard, start, end = self._pages.bounds(page)
-                data = self._storage.read(self.manifest.shards[shard].name, start, end)
-                if not self._pages.is_whole(page, data):
+                stored = self._source.read(self.manifest.shards[shard].name, start, end)
+                opened = self._pages.open(page, stored)
+                if opened is None:
                     raise self._pages.damage(page)
-                self._cache.put(page, data)
-        return np.frombuffer(data, dtype=self.manifest.dtype)
+                self._cache.put(page, stored)
+        return np.frombuffer(opened, dtype=self.manifest.dtype)
 
 
 def remote_manifest(storage: Storage, setting: str) -> Manifest:
@@ -100,14 +113,3 @@ def pages_folder(manifest: Manifest) -> Path:
     """Where pages of a dataset are kept here: the same for all who read it."""
     name = hashlib.sha256(repr(manifest).encode()).hexdigest()[:24]
     return cache_folder() / "pages" / name
-
-
-def remote_tokenizer(storage: Storage, manifest: Manifest) -> Path:
-    """The tokeniser of a remote dataset, as a file on this machine."""
-    path = pages_folder(manifest) / TOKENIZER
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{TOKENIZER}")
-        draft.write_bytes(checked(bytes(storage.read(TOKENIZER)), TOKENIZER, manifest, storage.address))
-        draft.rename(path)
-    return path
