@@ -6,6 +6,8 @@ from typing import Protocol
 from slipstream.data.manifest import Manifest, Seal
 
 Bytes = bytes | memoryview
+SPARE = 16
+"""Bytes: decryption wants room for a block more than it fills."""
 
 
 class Guard(Protocol):
@@ -23,8 +25,8 @@ class Guard(Protocol):
         """What to store for the page that begins at this byte of a shard, and its record."""
         ...
 
-    def open_page(self, shard: str, start: int, stored: Bytes, record: bytes) -> memoryview | None:
-        """The page again; None where anything has changed."""
+    def open_page(self, shard: str, start: int, stored: Bytes, record: bytes, into: memoryview) -> bool:
+        """Put the page into this memory, which has `SPARE` bytes more; False where anything has changed."""
         ...
 
     def close_piece(self, name: str, start: int, data: bytes) -> bytes:
@@ -49,8 +51,13 @@ class Checksums:
     def close_page(self, shard: str, start: int, data: Bytes) -> tuple[Bytes, bytes]:  # noqa: ARG002
         return data, zlib.crc32(data).to_bytes(4, "little")
 
-    def open_page(self, shard: str, start: int, stored: Bytes, record: bytes) -> memoryview | None:  # noqa: ARG002
-        return memoryview(stored) if zlib.crc32(stored) == int.from_bytes(record, "little") else None
+    def open_page(self, shard: str, start: int, stored: Bytes, record: bytes, into: memoryview) -> bool:  # noqa: ARG002
+        into[: len(stored)] = stored
+        return self.is_whole(stored, record)
+
+    def is_whole(self, stored: Bytes, record: bytes) -> bool:
+        """Whether a page is what was written."""
+        return zlib.crc32(stored) == int.from_bytes(record, "little")
 
     def close_piece(self, name: str, start: int, data: bytes) -> bytes:  # noqa: ARG002
         return data

@@ -3,25 +3,21 @@ by side, before they are used. This machine's disk keeps those of a remote datas
 encrypted."""
 
 import hashlib
-import threading
-from collections import OrderedDict
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from slipstream.data.guards import CHECKSUMS, Guard
+from slipstream.data.guards import CHECKSUMS, SPARE, Guard
 from slipstream.data.manifest import DOCUMENTS, MANIFEST, PAGES, Manifest, parse_manifest
 from slipstream.data.order import WINDOW
 from slipstream.data.page_cache import PageCache
+from slipstream.data.page_memory import PageMemory
 from slipstream.data.pages import Pages, checked
 from slipstream.data.storage import Storage
 from slipstream.runs.cache import cache_folder
 
-_AT_ONCE = 8
-"""Pages that are fetched side by side."""
 _HELD = 5 * WINDOW
 """Pages in memory: those of a window, which may touch twice as many as it is long, and of the next one; and a few."""
 
@@ -41,66 +37,74 @@ class HeldShards:
     def __init__(self, source: Source, manifest: Manifest, cache: PageCache, guard: Guard = CHECKSUMS) -> None:
         self._source, self.manifest, self._cache, self._guard = source, manifest, cache, guard
         self._pages = Pages(manifest, source.address, bytes(source.read(PAGES)), guard)
-        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pages")
-        self._lock = threading.Lock()
-        self._held: OrderedDict[int, Future[np.ndarray]] = OrderedDict()
+        self._width = -(-(manifest.page + SPARE) // self._pages.size)
+        """Tokens for which a place has room."""
+        self._memory = PageMemory(min(_HELD, 2 * len(self._pages)), self._width * self._pages.size, self._fill)
+        self._tokens = self._memory.bytes.reshape(-1).view(manifest.dtype)
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """The tokens at each start and after it."""
-        first = self._pages.of(starts)
-        coming = self._begin(self._needed(starts, length))
-        made = np.empty((len(starts), length), dtype=self.manifest.dtype)
+        first, last = self._pages.of(starts), self._pages.of(starts + length - 1)
+        needed = _between(first, last)
+        if len(needed) > _HELD // 2 and len(starts) > 1:  # others need memory too
+            half = len(starts) // 2
+            return np.concatenate((self.rows(starts[:half], length), self.rows(starts[half:], length)))
         inside = starts % self.manifest.each * self._pages.size % self.manifest.page // self._pages.size
-        for row, (page, place) in enumerate(zip(first.tolist(), inside.tolist(), strict=True)):
-            done = 0
-            while done < length:
-                part = coming[page].result()[place : place + length - done]
-                made[row, done : done + len(part)] = part
-                done, page, place = done + len(part), page + 1, 0
+        with self._memory.holding(needed) as places:
+            begins = np.array([places[page] for page in first.tolist()], np.int64) * self._width + inside
+            split = first != last
+            made = self._take(np.where(split, 0, begins), length)
+            for row in np.flatnonzero(split).tolist():
+                made[row] = self._across(int(first[row]), int(inside[row]), length, places)
         return made
 
     def expect(self, starts: np.ndarray, length: int) -> None:
         """These will be asked for: fetch them meanwhile."""
-        self._begin(self._needed(starts, length))
+        self._memory.expect(_between(self._pages.of(starts), self._pages.of(starts + length - 1)))
 
     def documents(self) -> np.ndarray:
         """Where each document begins, and last where the last one ends."""
         data = bytes(self._source.read(DOCUMENTS))
         return np.frombuffer(checked(data, DOCUMENTS, self.manifest, self._source.address, self._guard), "<i8")
 
-    def _needed(self, starts: np.ndarray, length: int) -> list[int]:
-        first, last = self._pages.of(starts), self._pages.of(starts + length - 1)
-        steps = range(int((last - first).max()) + 1) if len(starts) else range(0)
-        pages = [np.minimum(first + step, last) for step in steps]
-        return [int(page) for page in np.unique(np.concatenate(pages))] if pages else []
+    def _take(self, begins: np.ndarray, length: int) -> np.ndarray:
+        """The tokens in memory at these places and after them, in one go: a loop takes longer than the copying."""
+        step, shape = self._tokens.itemsize, (len(self._tokens) - length + 1, length)
+        every: np.ndarray = np.ndarray(shape, self._tokens.dtype, self._tokens, strides=(step, step))
+        taken: np.ndarray = every[begins]
+        return taken
 
-    def _begin(self, pages: Iterable[int]) -> dict[int, "Future[np.ndarray]"]:
-        with self._lock:
-            wanted = {}
-            for page in pages:
-                known = self._held.get(page)
-                if known is None or (known.done() and known.exception()):  # what has failed is tried again
-                    known = self._pool.submit(self._load, page)
-                self._held[page] = wanted[page] = known
-                self._held.move_to_end(page)
-            while len(self._held) > _HELD:
-                self._held.popitem(last=False)
-        return wanted
+    def _across(self, page: int, place: int, length: int, places: Mapping[int, int]) -> np.ndarray:
+        """Tokens that begin in one page and end in another."""
+        parts = []
+        while length:
+            _, start, end = self._pages.bounds(page)
+            size = min(length, (end - start) // self._pages.size - place)
+            begin = places[page] * self._width + place
+            parts.append(self._tokens[begin : begin + size])
+            page, place, length = page + 1, 0, length - size
+        return np.concatenate(parts)
 
-    def _load(self, page: int) -> np.ndarray:
+    def _fill(self, page: int, into: memoryview) -> None:
         with self._cache.locked(page):
             stored = self._cache.get(page)
-            opened = None if stored is None else self._pages.open(page, stored)
-            if opened is None:
-                if stored is not None:
-                    self._cache.forget(page)
-                shard, start, end = self._pages.bounds(page)
-                stored = self._source.read(self.manifest.shards[shard].name, start, end)
-                opened = self._pages.open(page, stored)
-                if opened is None:
-                    raise self._pages.damage(page)
-                self._cache.put(page, stored)
-        return np.frombuffer(opened, dtype=self.manifest.dtype)
+            if stored is not None and self._pages.open(page, stored, into):
+                return
+            if stored is not None:
+                self._cache.forget(page)
+            shard, start, end = self._pages.bounds(page)
+            stored = self._source.read(self.manifest.shards[shard].name, start, end)
+            if not self._pages.open(page, stored, into):
+                raise self._pages.damage(page)
+            self._cache.put(page, stored)
+
+
+def _between(first: np.ndarray, last: np.ndarray) -> list[int]:
+    """All pages from each first to its last."""
+    found = set(first.tolist()).union(last.tolist())
+    for step in range(1, int((last - first).max(initial=0))):
+        found.update(np.minimum(first + step, last).tolist())
+    return sorted(found)
 
 
 def remote_manifest(storage: Storage, setting: str) -> Manifest:

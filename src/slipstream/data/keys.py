@@ -52,7 +52,7 @@ class OwnKey:
         opened = self._cipher.decrypt(data[:BYTES], _PURPOSE, data[BYTES:])
         if opened is None or len(opened) != BYTES:
             raise ValueError("its wrapped key is damaged")
-        return bytes(opened)
+        return opened
 
 
 def cipher_of(key: bytes, user: str) -> "Aes":

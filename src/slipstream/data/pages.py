@@ -47,14 +47,20 @@ class Pages:
         start = (page - int(self._first[shard])) * self.manifest.page
         return Bounds(shard, start, min(start + self.manifest.page, self.manifest.shards[shard].tokens * self.size))
 
-    def open(self, page: int, stored: Bytes) -> memoryview | None:
-        """The tokens of a page that is stored as these bytes; None if they are not what was prepared."""
+    def open(self, page: int, stored: Bytes, into: memoryview) -> bool:
+        """Put the tokens of a page that is stored as these bytes into memory; False if it is not what was prepared."""
         shard, start, end = self.bounds(page)
-        if len(stored) != end - start:
-            return None
+        name = self.manifest.shards[shard].name
+        return len(stored) == end - start and self._guard.open_page(name, start, stored, self._record(page), into)
+
+    def is_whole(self, page: int, stored: Bytes) -> bool:
+        """Whether these are the bytes of a page that is not encrypted."""
+        _, start, end = self.bounds(page)
+        return len(stored) == end - start and CHECKSUMS.is_whole(stored, self._record(page))
+
+    def _record(self, page: int) -> bytes:
         size = self._guard.record
-        record = self._records[page * size : (page + 1) * size]
-        return self._guard.open_page(self.manifest.shards[shard].name, start, stored, record)
+        return self._records[page * size : (page + 1) * size]
 
     def damage(self, page: int) -> DamagedShard:
         """What to raise where they are not."""

@@ -29,8 +29,8 @@ class Sealed:
     def close_page(self, shard: str, start: int, data: Bytes) -> tuple[Bytes, bytes]:
         return self._cipher.encrypt(data, self._place(shard, start))
 
-    def open_page(self, shard: str, start: int, stored: Bytes, record: bytes) -> memoryview | None:
-        return self._cipher.decrypt(stored, self._place(shard, start), record)
+    def open_page(self, shard: str, start: int, stored: Bytes, record: bytes, into: memoryview) -> bool:
+        return self._cipher.decrypt_into(into, stored, self._place(shard, start), record)
 
     def close_piece(self, name: str, start: int, data: bytes) -> bytes:
         stored, record = self._cipher.encrypt(data, self._place(name, start))

@@ -16,6 +16,7 @@ class Shards:
         self._files, self.manifest = Folder(folder, manifest), manifest
         self._pages = Pages(manifest, str(folder), bytes(self._files.read(PAGES)))
         self._checked = np.zeros(len(self._pages), dtype=bool)
+        self._maps: dict[int, np.ndarray] = {}
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """The tokens at each start and after it."""
@@ -53,9 +54,11 @@ class Shards:
                 if not self._checked[page]:
                     shard, start, end = self._pages.bounds(page)
                     stored = self._files.read(self.manifest.shards[shard].name, start, end)
-                    if self._pages.open(page, stored) is None:
+                    if not self._pages.is_whole(page, stored):
                         raise self._pages.damage(page)
                     self._checked[page] = True
 
     def _map(self, shard: int) -> np.ndarray:
-        return self._files.map(self.manifest.shards[shard].name).view(self.manifest.dtype)
+        if shard not in self._maps:
+            self._maps[shard] = self._files.map(self.manifest.shards[shard].name).view(self.manifest.dtype)
+        return self._maps[shard]
