@@ -46,9 +46,8 @@ class HeldShards:
         """The tokens at each start and after it."""
         first, last = self._pages.of(starts), self._pages.of(starts + length - 1)
         needed = _between(first, last)
-        if len(needed) > _HELD // 2 and len(starts) > 1:  # others need memory too
-            half = len(starts) // 2
-            return np.concatenate((self.rows(starts[:half], length), self.rows(starts[half:], length)))
+        if len(needed) > _HELD // 2:  # other threads need memory too
+            return self._in_halves(starts, length)
         inside = starts % self.manifest.each * self._pages.size % self.manifest.page // self._pages.size
         with self._memory.holding(needed) as places:
             begins = np.array([places[page] for page in first.tolist()], np.int64) * self._width + inside
@@ -66,6 +65,13 @@ class HeldShards:
         """Where each document begins, and last where the last one ends."""
         data = bytes(self._source.read(DOCUMENTS))
         return np.frombuffer(checked(data, DOCUMENTS, self.manifest, self._source.address, self._guard), "<i8")
+
+    def _in_halves(self, starts: np.ndarray, length: int) -> np.ndarray:
+        if len(starts) > 1:
+            half = len(starts) // 2
+            return np.concatenate((self.rows(starts[:half], length), self.rows(starts[half:], length)))
+        half = length // 2
+        return np.concatenate((self.rows(starts, half), self.rows(starts + half, length - half)), axis=1)
 
     def _take(self, begins: np.ndarray, length: int) -> np.ndarray:
         """The tokens in memory at these places and after them, in one go: a loop takes longer than the copying."""
@@ -101,9 +107,11 @@ class HeldShards:
 
 def _between(first: np.ndarray, last: np.ndarray) -> list[int]:
     """All pages from each first to its last."""
-    found = set(first.tolist()).union(last.tolist())
-    for step in range(1, int((last - first).max(initial=0))):
-        found.update(np.minimum(first + step, last).tolist())
+    found: set[int] = set()
+    while len(first):
+        found.update(np.unique(first).tolist())
+        longer = first < last
+        first, last = first[longer] + 1, last[longer]
     return sorted(found)
 
 
