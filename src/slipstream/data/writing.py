@@ -161,7 +161,7 @@ class ShardWriter:
         if not path.exists():
             return Progress()
         values = json.loads(path.read_text())
-        values.pop("seal")
+        values.pop("seal", None)
         if values.pop("identity") != self._identity:
             raise other_preparation(self._folder)
         return Progress(**{**values, "shards": tuple(Shard(**shard) for shard in values["shards"])})
@@ -185,7 +185,7 @@ def unfinished_seal(folder: Path, wanted: bool) -> Seal | None:
     path = folder / PROGRESS
     if not path.exists():
         return None
-    seal = json.loads(path.read_text())["seal"]
+    seal = json.loads(path.read_text()).get("seal")
     if bool(seal) != wanted:
         raise other_preparation(folder)
     return Seal(**seal) if seal else None
