@@ -13,7 +13,7 @@ _AT_ONCE = 8
 
 
 class PageMemory:
-    """Places are taken once and used again: to ask for fresh memory takes longer than to decrypt a page into it."""
+    """Places are taken once and used again: fresh memory would cost nearly as much as decrypting a page into it."""
 
     def __init__(self, places: int, size: int, fill: Callable[[int, memoryview], None]) -> None:
         self.bytes = np.empty((places, size), np.uint8)
