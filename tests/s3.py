@@ -40,7 +40,7 @@ class Server:
         command = [
             WEED, "-logtostderr", "server", f"-dir={self._folder / 'data'}",
             "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-s3.config={self._folder / 's3.json'}", "-volume.max=20",
-            "-master.volumeSizeLimitMB=256", *ports,
+            "-master.volumeSizeLimitMB=256", "-s3.port.iceberg=0", "-s3.port.lance=0", *ports,
         ]  # fmt: skip
         with (self._folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

@@ -24,7 +24,7 @@ from slipstream.data.pages import DamagedShard
 from slipstream.data.prepared import Prepared
 from slipstream.data.shards import Shards
 from slipstream.data.tokenizer import Ids
-from slipstream.data.writing import ShardWriter
+from slipstream.data.writing import PROGRESS, ShardWriter
 
 DOCUMENTS_WRITTEN = 2600
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu")
@@ -165,6 +165,7 @@ def test_a_killed_preparation_goes_on(text: Path, dataset: Path, tmp_path: Path)
         process.wait()
         killed += 1
         if (dest / MANIFEST).exists():  # it was quicker
+            (dest / PROGRESS).unlink(missing_ok=True)
             break
     assert killed >= 2 and contents(dest) == contents(dataset)
     again = prepare(text, dest)

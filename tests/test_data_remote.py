@@ -14,10 +14,10 @@ from jobs import merge
 from program import slipstream, write_job
 from s3 import Server
 from slipstream.data import open_dataset
+from slipstream.data.held import HeldShards, remote_manifest
 from slipstream.data.manifest import TOKENIZER, read_manifest
 from slipstream.data.page_cache import PageCache
 from slipstream.data.pages import DamagedShard
-from slipstream.data.remote import RemoteShards, remote_manifest
 from slipstream.data.shards import Shards
 from slipstream.data.storage import Storage, StorageGone
 from slipstream.job import Job
@@ -55,9 +55,9 @@ def address(server: Server, local: Path) -> str:  # noqa: ARG001
     return "s3://data/corpus"
 
 
-def opened(address: str, cache: PageCache, patience: float = 60) -> RemoteShards:
+def opened(address: str, cache: PageCache, patience: float = 60) -> HeldShards:
     storage = Storage(address, patience)
-    return RemoteShards(storage, remote_manifest(storage, "test"), cache)
+    return HeldShards(storage, remote_manifest(storage, "test"), cache)
 
 
 def some_rows(shards: Any, seed: int = 0) -> np.ndarray:

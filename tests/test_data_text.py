@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from slipstream.data import IGNORED, Facts, mask_id, open_dataset, prepare, text_info, tokenizer_path
+from slipstream.data import IGNORED, Facts, mask_id, open_dataset, prepare, text_info
 from slipstream.data import documents as documents_module
 from slipstream.data.documents import Piece, find_files, read_pieces
 from slipstream.data.store import read_offsets, read_tokens
+from slipstream.data.text import text_tokenizer
 from slipstream.job import Job
 from slipstream.job.data import TextData
 from slipstream.runs.cache import cache_folder
@@ -46,9 +47,9 @@ def refused(data: dict[str, Any], task: str = "next-token") -> str:
 
 def texts(job: Job) -> list[str]:
     """The documents as stored, decoded."""
-    folder = tokenizer_path(job).parent
+    folder = text_tokenizer(job).parent
     tokens, offsets = read_tokens(folder), read_offsets(folder)
-    tokenizer = Tokenizer.from_file(str(tokenizer_path(job)))
+    tokenizer = Tokenizer.from_file(str(text_tokenizer(job)))
     return [
         tokenizer.decode(tokens[start:end].tolist(), skip_special_tokens=False)
         for start, end in itertools.pairwise(offsets.tolist())
@@ -126,8 +127,8 @@ def test_pieces_of_a_long_document_give_the_tokens_of_the_whole(monkeypatch: pyt
     assert "".join(piece.text for piece in pieces) == text
     assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     job = prepared({"source": "a.txt", "vocabulary": 400, "sequence": 8})
-    whole = Tokenizer.from_file(str(tokenizer_path(job))).encode(text).ids
-    assert read_tokens(tokenizer_path(job).parent).tolist() == [*whole, text_info(job).end_of_text]
+    whole = Tokenizer.from_file(str(text_tokenizer(job))).encode(text).ids
+    assert read_tokens(text_tokenizer(job).parent).tolist() == [*whole, text_info(job).end_of_text]
 
 
 def test_a_document_without_any_blank_is_cut_all_the_same() -> None:
@@ -142,7 +143,7 @@ def test_a_document_without_any_blank_is_cut_all_the_same() -> None:
 def test_packed_samples() -> None:
     Path("a.txt").write_text(VERSE * 50, encoding="utf-8")
     job = prepared({"source": "a.txt", "vocabulary": 300, "sequence": 16})
-    dataset, tokens = open_dataset(job), read_tokens(tokenizer_path(job).parent).astype(int)
+    dataset, tokens = open_dataset(job), read_tokens(text_tokenizer(job).parent).astype(int)
     assert dataset.facts == Facts(inputs=(16,), outputs=300, tokens=True)
     assert len(dataset) == (len(tokens) - 1) // 16
     batch = dataset.fetch(np.array([2, 0]))
@@ -153,7 +154,7 @@ def test_packed_samples() -> None:
 def test_masked_samples() -> None:
     Path("a.txt").write_text(VERSE * 50, encoding="utf-8")
     job = prepared({"source": "a.txt", "vocabulary": 300, "sequence": 16}, "masked-token")
-    dataset, tokens = open_dataset(job), read_tokens(tokenizer_path(job).parent).astype(int)
+    dataset, tokens = open_dataset(job), read_tokens(text_tokenizer(job).parent).astype(int)
     batch = dataset.fetch(np.array([1]))
     assert len(dataset) == len(tokens) // 16
     assert batch.inputs.tolist() == batch.targets.tolist() == [tokens[16:32].tolist()]
@@ -164,7 +165,7 @@ def test_unpacked_lines_are_padded_and_cut() -> None:
     Path("a.txt").write_text("ab\n\n  \nabcdefgh\n c \n", encoding="utf-8")
     job = prepared({"source": "a.txt", "vocabulary": 258, "sequence": 4, "pack": False})
     assert texts(job) == ["ab<|endoftext|>", "abcdefgh<|endoftext|>", "c<|endoftext|>"]
-    encode = Tokenizer.from_file(str(tokenizer_path(job))).encode
+    encode = Tokenizer.from_file(str(text_tokenizer(job))).encode
     a, b, c, d, e = encode("abcde").ids
     end = text_info(job).end_of_text
     batch = open_dataset(job).fetch(np.array([0, 1, 2]))
@@ -208,16 +209,16 @@ def test_own_tokenizer() -> None:
     Path("a.jsonl").write_text('{"text": "one two three"}\n{"text": "two"}\n', encoding="utf-8")
     write_tokenizer("t.json", "[SEP]", "[MASK]")
     job = prepared({"source": "a.jsonl", "tokenizer": "t.json", "sequence": 5}, "masked-token")
-    assert read_tokens(tokenizer_path(job).parent).tolist() == [1, 2, 3, 4, 2, 4]
+    assert read_tokens(text_tokenizer(job).parent).tolist() == [1, 2, 3, 4, 2, 4]
     assert (mask_id(job), open_dataset(job).facts.outputs) == (5, 6)
-    assert tokenizer_path(job).read_bytes() == Path("t.json").read_bytes()
+    assert text_tokenizer(job).read_bytes() == Path("t.json").read_bytes()
 
 
 def test_own_tokenizer_without_special_tokens() -> None:
     Path("a.jsonl").write_text('{"text": "one two three"}\n{"text": "two"}\n', encoding="utf-8")
     write_tokenizer("t.json")
     data = {"source": "a.jsonl", "tokenizer": "t.json", "sequence": 2}
-    assert read_tokens(tokenizer_path(prepared(data)).parent).tolist() == [1, 2, 3, 2]
+    assert read_tokens(text_tokenizer(prepared(data)).parent).tolist() == [1, 2, 3, 2]
     unpacked = open_dataset(prepared(data | {"pack": False, "sequence": 3}))
     assert len(unpacked) == 1  # the lone word of the second document has nothing to predict
     batch = unpacked.fetch(np.array([0]))
@@ -238,7 +239,7 @@ def test_a_large_vocabulary_takes_four_bytes() -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save("t.json")
     Path("a.txt").write_text("w69999 w1 w2 w3", encoding="utf-8")
-    tokens = read_tokens(tokenizer_path(prepared({"source": "a.txt", "tokenizer": "t.json", "sequence": 2})).parent)
+    tokens = read_tokens(text_tokenizer(prepared({"source": "a.txt", "tokenizer": "t.json", "sequence": 2})).parent)
     assert (tokens.dtype, tokens.tolist()) == (np.uint32, [69_999, 1, 2, 3])
 
 
@@ -279,8 +280,8 @@ def test_what_changes_the_result_changes_its_place(change: dict[str, Any]) -> No
     Path("a.txt").write_text(VERSE * 50, encoding="utf-8")
     shutil.copy2("a.txt", "b.txt")
     data = {"source": "a.txt", "vocabulary": 300, "sequence": 16}
-    assert tokenizer_path(prepared(data)) != tokenizer_path(prepared(data | change))
-    assert tokenizer_path(prepared(data)) == tokenizer_path(prepared(data | {"sequence": 17}))
+    assert text_tokenizer(prepared(data)) != text_tokenizer(prepared(data | change))
+    assert text_tokenizer(prepared(data)) == text_tokenizer(prepared(data | {"sequence": 17}))
 
 
 def test_changed_text_must_be_prepared_again() -> None:
@@ -296,10 +297,10 @@ def test_the_same_text_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch, tm
     source = Path(documents_module.__file__).parents[1]
     Path("a.txt").write_text("".join(path.read_text() for path in sorted(source.rglob("*.py"))), encoding="utf-8")
     job = prepared({"source": "a.txt", "vocabulary": 1000})
-    first = [path.read_bytes() for path in sorted(tokenizer_path(job).parent.iterdir())]
+    first = [path.read_bytes() for path in sorted(text_tokenizer(job).parent.iterdir())]
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "another machine"))
     prepared({"source": "a.txt", "vocabulary": 1000})
-    assert first == [path.read_bytes() for path in sorted(tokenizer_path(job).parent.iterdir())]
+    assert first == [path.read_bytes() for path in sorted(text_tokenizer(job).parent.iterdir())]
 
 
 def _prepare_in_process(start: Any, lines: Any) -> None:

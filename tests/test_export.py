@@ -76,7 +76,7 @@ def test_the_same_logits_in_transformers(
     transformers = pytest.importorskip("transformers")
     wanted = job(decoder(**settings), precision)
     model = built(wanted).eval()
-    folder = export(model, wanted, TEXT, tmp_path / "model", tokenizer)
+    folder = export(model, wanted, TEXT, tmp_path / "model", tokenizer.read_bytes())
     theirs, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     assert theirs.dtype == (torch.float64 if precision == "fp64" else torch.float32)
@@ -177,7 +177,7 @@ def test_generation_follows_from_the_seed(tokenizer: Path) -> None:
     model = built(job(decoder())).train()
 
     def text(prompt: str = "def ", temperature: float = 0.8, seed: int = 1) -> str:
-        return generate(model, tokenizer, prompt, 24, temperature, seed, 16, "cpu")
+        return generate(model, tokenizer.read_bytes(), prompt, 24, temperature, seed, 16, "cpu")
 
     assert text().startswith("def ")
     assert text() == text()

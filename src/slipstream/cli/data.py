@@ -40,6 +40,9 @@ def prepare(
     size: Annotated[int | None, typer.Option(min=1, help="Height and width that images are resized to.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one for each core.")] = None,
     shard: Annotated[int, typer.Option(min=1, help="Size of a shard in MiB.")] = 64,
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Encrypt all of it, by the key that SLIPSTREAM_DATA_KEY holds.")
+    ] = False,
 ) -> None:
     """Make shards of tokens, or of whole samples. Ended before it was done, the same command goes on where it was."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -65,7 +68,7 @@ def prepare(
             say = lambda text: bar.console.print(text, highlight=False)  # noqa: E731
             cores = this_machine().cores
             folder = staging_folder(dest) if is_remote(dest) else Path(dest)
-            made = ready.make(folder, workers or cores, shard * 2**20, progress, say)
+            made = ready.make(folder, workers or cores, shard * 2**20, encrypt, progress, say)
             if is_remote(dest):
                 upload(folder, dest, say)
                 shutil.rmtree(folder)
@@ -92,6 +95,7 @@ def inspect(dest: Dest, as_json: AsJson = False) -> None:
         **_contents(manifest),
         "shards": f"{len(manifest.shards):,} of {manifest.each:,} items",
         "page": f"{manifest.page:,} bytes",
+        "encrypted": f"for key {manifest.seal.key}" if manifest.seal else "no",
     }
     for name, value in facts.items():
         print(f"{name:<12}{value}")
@@ -106,6 +110,8 @@ def _print_made(made: "Manifest", dest: str) -> None:
     else:
         task = f", train: {{task: {'classification' if made.holds.has_classes else 'regression'}, …}}"
     print(f"{made.items:,} {what} in {len(made.shards):,} shards: {dest}")
+    if made.seal:
+        print(f"encrypted: it can be read with key {made.seal.key}")
     print(f"in a job file: data: {{prepared: {dest}{more}}}{task}")
 
 
@@ -147,3 +153,11 @@ def verify(dest: Dest) -> None:
     if wrong:
         raise typer.Exit(1)
     print(f"{seen:,} bytes are as they were prepared")
+
+
+@app.command(name="new-key")
+def new_key() -> None:
+    """Print a fresh key for SLIPSTREAM_DATA_KEY. Keep it: without it an encrypted dataset cannot be read."""
+    from slipstream.data.keys import new_key as make_key
+
+    print(make_key())

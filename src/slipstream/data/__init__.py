@@ -1,7 +1,6 @@
 """Data: from what the job names to batches, in one order, from any point."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from slipstream.data.base import IGNORED, Batch, Dataset, Facts
@@ -40,7 +39,7 @@ __all__ = [
     "prefetch",
     "prepare",
     "text_info",
-    "tokenizer_path",
+    "tokenizer_json",
 ]
 
 
@@ -72,11 +71,11 @@ def prepare(job: Job, notify: Notify) -> None:
         prepare_text(job.data, job, notify)
 
 
-def tokenizer_path(job: Job) -> Path | None:
+def tokenizer_json(job: Job) -> bytes | None:
     """The `tokenizer.json` of a job whose data has been prepared, if it has one."""
     if isinstance(job.data, PreparedData):
         return prepared_tokenizer(job.data)
-    return text_tokenizer(job) if isinstance(job.data, TextData) else None
+    return text_tokenizer(job).read_bytes() if isinstance(job.data, TextData) else None
 
 
 def mask_id(job: Job) -> int:

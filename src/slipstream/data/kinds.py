@@ -29,8 +29,8 @@ class Options:
 
 
 Say = Callable[[str], None]
-Make = Callable[[Path, int, int, Progress, Say], Manifest]
-"""Given the folder, processes, and bytes of a shard."""
+Make = Callable[[Path, int, int, bool, Progress, Say], Manifest]
+"""Given the folder, processes, bytes of a shard, and whether to encrypt."""
 
 
 class Preparation(NamedTuple):
@@ -96,8 +96,8 @@ def _arrays(names: Sequence[str], options: Options) -> Preparation:
 def _tokens(names: Sequence[str], options: Options) -> Preparation:
     rows = token_rows([path for name in names for path in named_like(name)], options.tokenizer, options.vocabulary)
 
-    def make(folder: Path, _workers: int, shard: int, progress: Progress, say: Say) -> Manifest:
-        return prepare_rows(rows, folder, shard, progress, say)
+    def make(folder: Path, _workers: int, shard: int, encrypt: bool, progress: Progress, say: Say) -> Manifest:
+        return prepare_rows(rows, folder, shard, encrypt, progress, say)
 
     return Preparation(rows.tokens, lambda tokens, speed: f"{tokens / 1e6:,.1f}M tokens, {speed / 1e6:,.1f}M/s", make)
 

@@ -8,6 +8,9 @@ pages.bin         the CRC-32 of every page of every shard, as 32-bit numbers: a 
 documents.bin     of tokens: where each document begins in the row of all of them, and last where the last one ends, as
                   64-bit numbers
 tokenizer.json    what the tokens mean, if that is known
+
+If it is encrypted (`seal`), tokeniser, shards and documents are; pages.bin has a nonce and a tag for every page instead
+of a CRC-32, and tokeniser and documents consist of pieces: length, nonce, tag, bytes (sealing.py).
 """
 
 import hashlib
@@ -37,6 +40,20 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class Seal:
+    """What it takes, beside the user's key, to open an encrypted dataset."""
+
+    dataset: str
+    """A random name, part of what every page is bound to."""
+    key: str
+    """What the user's key is called: it tells nothing of the key."""
+    wrapped: str
+    """The key of the dataset, wrapped by the user's key."""
+    proof: str
+    """That this manifest was written by who had the key."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What a prepared dataset holds."""
 
@@ -49,6 +66,8 @@ class Manifest:
     shards: tuple[Shard, ...]
     sha256: dict[str, str]
     """Of the other files."""
+    seal: Seal | None
+    """None where nothing is encrypted."""
 
     @property
     def dtype(self) -> np.dtype:
@@ -112,7 +131,8 @@ def parse_manifest(text: str, where: str, setting: str) -> Manifest:
             raise ValueError(f"it does not say {', '.join(sorted(missing))}")
         shards = tuple(Shard(**shard) for shard in values["shards"])
         dtype = values.pop("dtype")
-        manifest = Manifest(**{**values, "holds": holds_from(values["holds"]), "shards": shards})
+        seal = Seal(**values["seal"]) if values["seal"] else None
+        manifest = Manifest(**{**values, "holds": holds_from(values["holds"]), "shards": shards, "seal": seal})
         _check(manifest, dtype)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{setting}: the manifest {where} is damaged ({error}); prepare the dataset again") from None
@@ -127,6 +147,8 @@ def _check(manifest: Manifest, dtype: Any) -> None:
         raise ValueError("its dtype is not that of what it holds")
     if manifest.page % manifest.dtype.itemsize:
         raise ValueError("a page of it ends inside an item")
+    if manifest.seal and not all(isinstance(value, str) for value in asdict(manifest.seal).values()):
+        raise ValueError("its seal is no text")
 
 
 def checksum(path: Path) -> str:

@@ -1,11 +1,11 @@
 """Pages of a prepared dataset: which items are in which, and whether what is there is what was prepared."""
 
 import hashlib
-import zlib
 from typing import NamedTuple
 
 import numpy as np
 
+from slipstream.data.guards import CHECKSUMS, Bytes, Guard
 from slipstream.data.manifest import PAGES, Manifest
 
 
@@ -25,15 +25,15 @@ class Bounds(NamedTuple):
 class Pages:
     """Pages are counted over all shards; none reaches from one into the next."""
 
-    def __init__(self, manifest: Manifest, where: str, sums: bytes) -> None:
-        self.manifest, self._where = manifest, where
+    def __init__(self, manifest: Manifest, where: str, records: bytes, guard: Guard = CHECKSUMS) -> None:
+        self.manifest, self._where, self._guard = manifest, where, guard
         self.size = manifest.dtype.itemsize
         """Bytes of an item."""
-        self._sums = np.frombuffer(checked(sums, PAGES, manifest, where), dtype="<u4")
+        self._records = checked(records, PAGES, manifest, where)
         self._first = np.array([first for _, first in manifest.pages])
 
     def __len__(self) -> int:
-        return len(self._sums)
+        return len(self._records) // self._guard.record
 
     def of(self, places: np.ndarray) -> np.ndarray:
         """The page of each of these items."""
@@ -47,10 +47,20 @@ class Pages:
         start = (page - int(self._first[shard])) * self.manifest.page
         return Bounds(shard, start, min(start + self.manifest.page, self.manifest.shards[shard].items * self.size))
 
-    def is_whole(self, page: int, data: memoryview) -> bool:
-        """Whether these are the bytes of the page."""
+    def open(self, page: int, stored: Bytes, into: memoryview) -> bool:
+        """Put the tokens of a page that is stored as these bytes into memory; False if it is not what was prepared."""
+        shard, start, end = self.bounds(page)
+        name = self.manifest.shards[shard].name
+        return len(stored) == end - start and self._guard.open_page(name, start, stored, self._record(page), into)
+
+    def is_whole(self, page: int, stored: Bytes) -> bool:
+        """Whether these are the bytes of a page that is not encrypted."""
         _, start, end = self.bounds(page)
-        return len(data) == end - start and zlib.crc32(data) == self._sums[page]
+        return len(stored) == end - start and CHECKSUMS.is_whole(stored, self._record(page))
+
+    def _record(self, page: int) -> bytes:
+        size = self._guard.record
+        return self._records[page * size : (page + 1) * size]
 
     def damage(self, page: int) -> DamagedShard:
         """What to raise where they are not."""
@@ -61,10 +71,11 @@ class Pages:
         )
 
 
-def checked(data: bytes, name: str, manifest: Manifest, where: str) -> bytes:
-    """A small file of a dataset, if it is what was prepared."""
-    if hashlib.sha256(data).hexdigest() != manifest.sha256[name]:
+def checked(data: bytes, name: str, manifest: Manifest, where: str, guard: Guard = CHECKSUMS) -> bytes:
+    """What is in a small file of a dataset, if it is what was prepared."""
+    opened = guard.open_file(name, data) if hashlib.sha256(data).hexdigest() == manifest.sha256[name] else None
+    if opened is None:
         raise DamagedShard(
             f"{where}/{name} is damaged, or of another dataset; copy it again, or prepare the dataset again"
         )
-    return data
+    return opened

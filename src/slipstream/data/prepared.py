@@ -5,11 +5,14 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.data.base import Batch, Dataset, Facts
+from slipstream.data.folder import Folder
+from slipstream.data.held import HeldShards, Source, pages_folder, remote_manifest
 from slipstream.data.holding import Ids, Samples
 from slipstream.data.manifest import TOKENIZER, Manifest, read_manifest
 from slipstream.data.page_cache import PageCache
-from slipstream.data.remote import RemoteShards, pages_folder, remote_manifest, remote_tokenizer
+from slipstream.data.pages import checked
 from slipstream.data.samples import PreparedSamples
+from slipstream.data.sealing import guard_of
 from slipstream.data.shards import Shards
 from slipstream.data.storage import Storage, StorageGone, is_remote
 from slipstream.data.text import mask_of
@@ -24,7 +27,7 @@ _IMPATIENT = 8.0
 class Prepared:
     """Sample i is tokens[i·S : i·S + S + shift] of the row of all tokens."""
 
-    def __init__(self, shards: Shards | RemoteShards, sequence: int, shift: int) -> None:
+    def __init__(self, shards: Shards | HeldShards, sequence: int, shift: int) -> None:
         manifest = shards.manifest
         self.facts = Facts(inputs=(sequence,), outputs=manifest.ids.vocabulary, tokens=True)
         self.together = max(1, manifest.page // manifest.dtype.itemsize // sequence)
@@ -46,13 +49,13 @@ class Prepared:
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets))
 
 
-def prepared_tokenizer(data: PreparedData) -> Path | None:
-    """What the tokens mean, where that is known."""
-    if not is_remote(data.prepared):
-        return Path(data.prepared) / TOKENIZER if TOKENIZER in _manifest(data).sha256 else None
-    storage = Storage(data.prepared)
-    manifest = remote_manifest(storage, "data.prepared")
-    return remote_tokenizer(storage, manifest) if TOKENIZER in manifest.sha256 else None
+def prepared_tokenizer(data: PreparedData) -> bytes | None:
+    """What the tokens mean: its tokenizer.json, if it has one."""
+    manifest = _manifest(data)
+    if TOKENIZER not in manifest.sha256:
+        return None
+    stored = bytes(_source(data, manifest).read(TOKENIZER))
+    return checked(stored, TOKENIZER, manifest, data.prepared, guard_of(manifest, data.prepared))
 
 
 def prepared_ids(data: PreparedData) -> Ids:
@@ -61,7 +64,11 @@ def prepared_ids(data: PreparedData) -> Ids:
 
 
 def check_prepared(data: PreparedData) -> None:
-    _manifest(data)
+    manifest = _manifest(data)
+    try:
+        guard_of(manifest, data.prepared)
+    except ValueError as error:
+        raise ValueError(f"data.prepared: {error}") from None
 
 
 def open_prepared(data: PreparedData, job: Job) -> Dataset:
@@ -102,8 +109,14 @@ def _manifest(data: PreparedData) -> Manifest:
         raise ValueError(f"data.prepared: {error}") from None
 
 
-def _shards(data: PreparedData, manifest: Manifest) -> Shards | RemoteShards:
-    if not is_remote(data.prepared):
+def _source(data: PreparedData, manifest: Manifest) -> Source:
+    return Storage(data.prepared) if is_remote(data.prepared) else Folder(Path(data.prepared), manifest)
+
+
+def _shards(data: PreparedData, manifest: Manifest) -> Shards | HeldShards:
+    remote = is_remote(data.prepared)
+    if not remote and manifest.seal is None:
         return Shards(Path(data.prepared), manifest)
-    limit = _CACHE if data.cache is None else data.cache
-    return RemoteShards(Storage(data.prepared), manifest, PageCache(pages_folder(manifest), limit))
+    limit = (_CACHE if data.cache is None else data.cache) if remote else 0
+    cache = PageCache(pages_folder(manifest), limit)
+    return HeldShards(_source(data, manifest), manifest, cache, guard_of(manifest, data.prepared))

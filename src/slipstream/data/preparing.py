@@ -3,7 +3,6 @@ processes there are."""
 
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -14,11 +13,13 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from slipstream.data.documents import Piece, find_files, read_pieces
+from slipstream.data.guards import Guard
 from slipstream.data.manifest import MANIFEST, TOKENIZER, Manifest
+from slipstream.data.sealing import guard_to_write
 from slipstream.data.spreading import spread
 from slipstream.data.storage import Storage
-from slipstream.data.tokenizer import VOCABULARY, Ids, batches, ids_of, load_tokenizer, train_tokenizer
-from slipstream.data.writing import PROGRESS, ShardWriter, refuse_if_prepared
+from slipstream.data.tokenizer import VOCABULARY, Ids, batches, ids_of, parse_tokenizer, train_tokenizer
+from slipstream.data.writing import PROGRESS, ShardWriter, refuse_if_prepared, write_tokenizer
 from slipstream.job.data import TextData
 from slipstream.runs.cache import cache_folder
 
@@ -40,21 +41,28 @@ Progress = Callable[[int, int], None]
 
 
 def prepare_text(
-    sources: Sequence[TextData], folder: Path, workers: int, shard: int, progress: Progress, say: Callable[[str], None]
+    sources: Sequence[TextData],
+    folder: Path,
+    workers: int,
+    shard: int,
+    encrypt: bool,
+    progress: Progress,
+    say: Callable[[str], None],
 ) -> Manifest:
     """Make a dataset of all text of these sources, in their order; all have the same tokeniser and vocabulary. `shard`
     is the size of a shard in bytes."""
     refuse_if_prepared(folder)
     files = [find_files(source) for source in sources]
+    guard = guard_to_write(folder, encrypt)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(sources, files, folder, say)
-    ids = ids_of(tokenizer)
-    writer = ShardWriter(folder, ids, {**_identity(sources, files, folder), "shard": shard}, shard)
+    tokenizer = _tokenizer(sources, files, folder, guard, say)
+    ids = ids_of(parse_tokenizer(tokenizer, sources[0].tokenizer or str(folder / TOKENIZER)))
+    writer = ShardWriter(folder, ids, {**_identity(sources, files, tokenizer), "shard": shard}, shard, guard=guard)
     if writer.items:
         say(f"going on after {writer.items:,} tokens")
     texts = islice(batches(_pieces(sources, files), BATCH), writer.progress.batches, None)
     done = 0
-    for encoded in spread(_encode, texts, workers, _begin, (folder / TOKENIZER, ids)):
+    for encoded in spread(_encode, texts, workers, _begin, (tokenizer, ids)):
         writer.add(encoded.tokens, encoded.ends)
         done += encoded.characters
         progress(done, writer.items)
@@ -98,27 +106,31 @@ def size_of(sources: Sequence[TextData]) -> int:
 
 
 def _tokenizer(
-    sources: Sequence[TextData], files: Sequence[Sequence[Path]], folder: Path, say: Callable[[str], None]
-) -> Tokenizer:
+    sources: Sequence[TextData], files: Sequence[Sequence[Path]], folder: Path, guard: Guard, say: Callable[[str], None]
+) -> bytes:
     own, given = folder / TOKENIZER, sources[0].tokenizer
     if given:
-        shutil.copyfile(given, own)
-    elif not ((folder / PROGRESS).exists() and own.exists()):  # it is that of the preparation that goes on
+        made = Path(given).read_bytes()
+    elif (folder / PROGRESS).exists() and own.exists():  # it is that of the preparation that goes on
+        opened = guard.open_file(TOKENIZER, own.read_bytes())
+        if opened is None:
+            raise ValueError(f"{own} is damaged; remove {folder}, and prepare the dataset again")
+        return opened
+    else:
         vocabulary = sources[0].vocabulary or VOCABULARY
         say(f"training a tokeniser of {vocabulary:,} tokens")
-        draft = folder / f".{TOKENIZER}"
         size = sum(path.stat().st_size for some in files for path in some)
-        train_tokenizer(_pieces(sources, files), size, vocabulary).save(str(draft))
-        draft.rename(own)
-    return load_tokenizer(own, given or str(own))
+        made = train_tokenizer(_pieces(sources, files), size, vocabulary).to_str(pretty=True).encode()
+    write_tokenizer(folder, made, guard)
+    return made
 
 
-def _identity(sources: Sequence[TextData], files: Sequence[Sequence[Path]], folder: Path) -> dict[str, Any]:
+def _identity(sources: Sequence[TextData], files: Sequence[Sequence[Path]], tokenizer: bytes) -> dict[str, Any]:
     """All that determines the tokens."""
     return {
         "sources": [[source.source, source.field] for source in sources],
         "files": [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for some in files for path in some],
-        "tokenizer": hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest(),
+        "tokenizer": hashlib.sha256(tokenizer).hexdigest(),
         "batch": BATCH,
     }
 
@@ -131,10 +143,10 @@ def _pieces(sources: Sequence[TextData], files: Sequence[Sequence[Path]]) -> Ite
 _worker: tuple[Tokenizer, Ids]
 
 
-def _begin(tokenizer: Path, ids: Ids) -> None:
+def _begin(tokenizer: bytes, ids: Ids) -> None:
     global _worker
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process for each core does better than threads
-    _worker = load_tokenizer(tokenizer, str(tokenizer)), ids
+    _worker = parse_tokenizer(tokenizer, TOKENIZER), ids
 
 
 def _encode(batch: list[Piece]) -> Encoded:

@@ -10,6 +10,7 @@ import numpy as np
 from slipstream.data.holding import Samples
 from slipstream.data.manifest import Manifest, page_of
 from slipstream.data.order import permute
+from slipstream.data.sealing import guard_to_write
 from slipstream.data.spreading import spread
 from slipstream.data.writing import ShardWriter, refuse_if_prepared
 
@@ -42,15 +43,17 @@ def prepare_samples(
     folder: Path,
     workers: int,
     shard: int,
+    encrypt: bool,
     progress: Callable[[int, int], None],
     say: Callable[[str], None],
 ) -> Manifest:
     """Make a dataset of all samples. `shard` is the size of a shard in bytes."""
     refuse_if_prepared(folder)
+    guard = guard_to_write(folder, encrypt)
     folder.mkdir(parents=True, exist_ok=True)
     page = page_of(source.holds.dtype)
     identity = {**source.identity, "samples": repr(asdict(source.holds)), "batch": _BATCH, "shard": shard}
-    writer = ShardWriter(folder, source.holds, identity, max(1, shard // page) * page)
+    writer = ShardWriter(folder, source.holds, identity, max(1, shard // page) * page, guard=guard)
     if writer.items:
         say(f"going on after {writer.items:,} samples")
     readers = _readers(source, writer.progress.batches)

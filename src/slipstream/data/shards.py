@@ -4,16 +4,17 @@ from pathlib import Path
 
 import numpy as np
 
+from slipstream.data.folder import Folder
 from slipstream.data.manifest import DOCUMENTS, PAGES, Manifest
-from slipstream.data.pages import DamagedShard, Pages, checked
+from slipstream.data.pages import Pages, checked
 
 
 class Shards:
-    """Mapped into memory: workers of one machine share them."""
+    """Only where nothing is encrypted: rows are taken from the mapped files as they are."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self._folder, self.manifest = folder, manifest
-        self._pages = Pages(manifest, str(folder), self._read(PAGES))
+        self._files, self.manifest = Folder(folder, manifest), manifest
+        self._pages = Pages(manifest, str(folder), bytes(self._files.read(PAGES)))
         self._checked = np.zeros(len(self._pages), dtype=bool)
         self._maps: dict[int, np.ndarray] = {}
 
@@ -32,7 +33,8 @@ class Shards:
 
     def documents(self) -> np.ndarray:
         """Where each document begins, and last where the last one ends."""
-        return np.frombuffer(checked(self._read(DOCUMENTS), DOCUMENTS, self.manifest, str(self._folder)), "<i8")
+        data = bytes(self._files.read(DOCUMENTS))
+        return np.frombuffer(checked(data, DOCUMENTS, self.manifest, self._files.address), "<i8")
 
     def _across(self, shard: int, place: int, length: int) -> np.ndarray:
         """Items that begin in one shard and end in another."""
@@ -51,26 +53,12 @@ class Shards:
             for page in range(low, high + 1):
                 if not self._checked[page]:
                     shard, start, end = self._pages.bounds(page)
-                    if not self._pages.is_whole(page, self._map(shard).view(np.uint8)[start:end].data):
+                    stored = self._files.read(self.manifest.shards[shard].name, start, end)
+                    if not self._pages.is_whole(page, stored):
                         raise self._pages.damage(page)
                     self._checked[page] = True
 
     def _map(self, shard: int) -> np.ndarray:
         if shard not in self._maps:
-            entry, path = self.manifest.shards[shard], self._folder / self.manifest.shards[shard].name
-            expected = entry.items * self._pages.size
-            if not path.is_file():
-                raise DamagedShard(f"{path} is missing; copy it again, or prepare the dataset again")
-            if path.stat().st_size != expected:
-                raise DamagedShard(
-                    f"{path} has {path.stat().st_size:,} bytes instead of {expected:,}; copy it again, or prepare the "
-                    "dataset again"
-                )
-            self._maps[shard] = np.memmap(path, dtype=self.manifest.dtype, mode="r").view(np.ndarray)
+            self._maps[shard] = self._files.map(self.manifest.shards[shard].name).view(self.manifest.dtype)
         return self._maps[shard]
-
-    def _read(self, name: str) -> bytes:
-        path = self._folder / name
-        if not path.is_file():
-            raise DamagedShard(f"{path} is missing; copy it again, or prepare the dataset again")
-        return path.read_bytes()

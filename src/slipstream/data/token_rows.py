@@ -1,6 +1,5 @@
 """Preparing tokens that the user made: rows of integers in .npy files."""
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -11,8 +10,9 @@ import numpy as np
 from slipstream.data.arrays import load_array
 from slipstream.data.holding import Ids
 from slipstream.data.manifest import TOKENIZER, Manifest, checksum
+from slipstream.data.sealing import guard_to_write
 from slipstream.data.tokenizer import ids_of, load_tokenizer
-from slipstream.data.writing import ShardWriter, refuse_if_prepared
+from slipstream.data.writing import ShardWriter, refuse_if_prepared, write_tokenizer
 
 _BATCH = 4_000_000
 
@@ -48,10 +48,16 @@ def token_rows(files: Sequence[Path], tokenizer: str | None, vocabulary: int | N
 
 
 def prepare_rows(
-    rows: Rows, folder: Path, shard: int, progress: Callable[[int, int], None], say: Callable[[str], None]
+    rows: Rows,
+    folder: Path,
+    shard: int,
+    encrypt: bool,
+    progress: Callable[[int, int], None],
+    say: Callable[[str], None],
 ) -> Manifest:
     """Make a dataset of these tokens. `shard` is the size of a shard in bytes."""
     refuse_if_prepared(folder)
+    guard = guard_to_write(folder, encrypt)
     folder.mkdir(parents=True, exist_ok=True)
     identity = {
         "rows": [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in rows.files],
@@ -60,10 +66,10 @@ def prepare_rows(
         "batch": _BATCH,
         "shard": shard,
     }
-    writer = ShardWriter(folder, rows.ids, identity, shard)
+    writer = ShardWriter(folder, rows.ids, identity, shard, guard=guard)
     (folder / TOKENIZER).unlink(missing_ok=True)
     if rows.tokenizer:
-        shutil.copyfile(rows.tokenizer, folder / TOKENIZER)
+        write_tokenizer(folder, rows.tokenizer.read_bytes(), guard)
     if writer.items:
         say(f"going on after {writer.items:,} tokens")
     for tokens, ends in islice(_batches(rows), writer.progress.batches, None):

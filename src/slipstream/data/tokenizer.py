@@ -45,8 +45,13 @@ def ids_of(tokenizer: Tokenizer) -> Ids:
 
 def load_tokenizer(path: Path, written: str) -> Tokenizer:
     """`written` is how the user knows the file."""
+    return parse_tokenizer(path.read_bytes(), written)
+
+
+def parse_tokenizer(data: bytes, written: str) -> Tokenizer:
+    """The tokeniser of a tokenizer.json."""
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"data.tokenizer: {written} is not a tokenizer.json ({error})") from None
     tokenizer.no_truncation()

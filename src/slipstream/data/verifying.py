@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from slipstream.data.manifest import checksum, read_manifest
+from slipstream.data.sealing import guard_of
 
 
 def verify(folder: Path, checked: Callable[[int], None]) -> Iterator[str]:
     """What is wrong, file by file; `checked` is told of every byte that was looked at."""
     manifest = read_manifest(folder, "DEST")
+    guard_of(manifest, str(folder))  # that the manifest is the one which was prepared; the rest follows from it
     size = manifest.dtype.itemsize
     expected = {shard.name: (shard.sha256, shard.items * size) for shard in manifest.shards}
     for name, (sha256, bytes_expected) in expected.items():

@@ -1,15 +1,16 @@
 """Writing the shards of a prepared dataset. What is whole is on record, so that a preparation that was ended goes on
 where it was."""
 
+import hashlib
 import json
 import os
-import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from slipstream.data.guards import CHECKSUMS, Guard
 from slipstream.data.holding import Holds, Ids
 from slipstream.data.manifest import (
     DOCUMENTS,
@@ -18,6 +19,7 @@ from slipstream.data.manifest import (
     PAGES,
     TOKENIZER,
     Manifest,
+    Seal,
     Shard,
     checksum,
     page_of,
@@ -39,13 +41,25 @@ class Progress:
     documents: int = 0
     """Documents that have ended by then."""
     shards: tuple[Shard, ...] = ()
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes of the files that grow with the shards."""
 
 
 class ShardWriter:
     """Takes batches of items and leaves shards of equal length."""
 
-    def __init__(self, folder: Path, holds: Holds, identity: dict[str, Any], shard: int, page: int = PAGE) -> None:
-        self._folder, self._holds, self._identity = folder, holds, identity
+    def __init__(
+        self,
+        folder: Path,
+        holds: Holds,
+        identity: dict[str, Any],
+        shard: int,
+        page: int = PAGE,
+        guard: Guard = CHECKSUMS,
+    ) -> None:
+        self._folder, self._holds, self._guard = folder, holds, guard
+        self._identity = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        """What it was is nobody's business: an unfinished dataset may be encrypted."""
         self._dtype = holds.dtype.newbyteorder("<")
         self._page = page_of(self._dtype, page)
         self._each = max(1, shard // self._dtype.itemsize)
@@ -57,9 +71,10 @@ class ShardWriter:
         self._held: list[np.ndarray] = []
         self._count = 0
         """Items that are held."""
-        size = len(self._shards) and self._first_page_of(len(self._shards))
-        self._pages = self._open(PAGES, size * 4)
-        self._ends = self._open_ends() if isinstance(holds, Ids) else None
+        self._pages = self._open(PAGES)
+        self._ends = self._open(DOCUMENTS) if isinstance(holds, Ids) else None
+        self._ended = [] if self._shards else [np.zeros(1, np.int64)]
+        """Where documents have ended since the last shard."""
 
     @property
     def items(self) -> int:
@@ -88,6 +103,7 @@ class ShardWriter:
         """Write the last shard and the manifest."""
         if self._count or not self._shards:
             self._finish_shard()
+        self._write_ended()
         for file in self._open_files():
             _to_disk(file)
             file.close()
@@ -98,7 +114,9 @@ class ShardWriter:
             holds=self._holds,
             shards=tuple(self._shards),
             sha256={name: checksum(self._folder / name) for name in self._others()},
+            seal=None,
         )
+        manifest = self._guard.sign(manifest)
         write_manifest(manifest, self._folder)
         (self._folder / PROGRESS).unlink(missing_ok=True)
         return manifest
@@ -114,29 +132,39 @@ class ShardWriter:
         self._count += len(items)
 
     def _end_documents(self, places: np.ndarray) -> None:
-        if self._ends:
-            self._ends.write(places.astype("<i8").tobytes())
+        self._ended.append(places)
         self._documents += len(places)
 
     def _finish_shard(self) -> None:
         data = np.concatenate(self._held or [np.empty(0, self._dtype)]).astype(self._dtype, copy=False)
         path = self._folder / f"shard-{len(self._shards):05d}.bin"
+        raw = data.view(np.uint8)
         with path.open("wb") as file:
-            file.write(data.view(np.uint8).data)
+            for start in range(0, len(raw), self._page):
+                stored, record = self._guard.close_page(path.name, start, raw[start : start + self._page].data)
+                file.write(stored)
+                self._pages.write(record)
             _to_disk(file)
-        pages = data.view(np.uint8)
-        sums = [zlib.crc32(pages[start : start + self._page].data) for start in range(0, len(pages), self._page)]
-        self._pages.write(np.array(sums, dtype="<u4").tobytes())
+        self._write_ended()
         self._shards.append(Shard(path.name, len(data), checksum(path)))
         self._written += len(data)
         self._held, self._count = [], 0
 
+    def _write_ended(self) -> None:
+        if self._ends and self._ended:
+            data = np.concatenate(self._ended).astype("<i8").tobytes()
+            self._ends.write(self._guard.close_piece(DOCUMENTS, self._ends.tell(), data))
+        self._ended = []
+
     def _record(self, items_of_next: int) -> None:
-        for file in self._open_files():
+        files = self._open_files()
+        for file in files:
             _to_disk(file)
-        now = Progress(self._batches, items_of_next, self._documents, tuple(self._shards))
+        sizes = {Path(file.name).name: file.tell() for file in files}
+        now = Progress(self._batches, items_of_next, self._documents, tuple(self._shards), sizes)
+        seal = self._guard.seal and asdict(self._guard.seal)
         draft = self._folder / f".{PROGRESS}"
-        draft.write_text(json.dumps({"identity": self._identity, **asdict(now)}))
+        draft.write_text(json.dumps({"identity": self._identity, "seal": seal, **asdict(now)}))
         draft.rename(self._folder / PROGRESS)
 
     def _read_progress(self) -> Progress:
@@ -144,31 +172,19 @@ class ShardWriter:
         if not path.exists():
             return Progress()
         values = json.loads(path.read_text())
+        values.pop("seal", None)
         if values.pop("identity") != self._identity:
-            raise ValueError(
-                f"{self._folder} holds an unfinished preparation of other sources or settings; remove it, or choose "
-                "another folder"
-            )
+            raise other_preparation(self._folder)
         return Progress(**{**values, "shards": tuple(Shard(**shard) for shard in values["shards"])})
-
-    def _first_page_of(self, shards: int) -> int:
-        each = -(-self._each * self._dtype.itemsize // self._page)
-        return shards * each
 
     def _open_files(self) -> list[Any]:
         return [self._pages, self._ends] if self._ends else [self._pages]
 
-    def _open_ends(self) -> Any:
-        file = self._open(DOCUMENTS, (1 + self._documents) * 8 if self._shards else 0)
-        if not self._shards:
-            file.write(np.zeros(1, np.int64).tobytes())
-        return file
-
-    def _open(self, name: str, size: int) -> Any:
-        """To go on writing after so many bytes."""
+    def _open(self, name: str) -> Any:
+        """To go on writing after what was on record."""
         path = self._folder / name
         path.touch()
-        os.truncate(path, size)
+        os.truncate(path, self.progress.sizes.get(name, 0))
         return path.open("ab")
 
 
@@ -176,6 +192,31 @@ def refuse_if_prepared(folder: Path) -> None:
     """A dataset is never written over."""
     if (folder / MANIFEST).exists():
         raise ValueError(f"{folder} is a prepared dataset already; remove it, or choose another folder")
+
+
+def write_tokenizer(folder: Path, tokenizer: bytes, guard: Guard) -> None:
+    """Beside the shards."""
+    draft = folder / f".{TOKENIZER}"
+    draft.write_bytes(guard.close_piece(TOKENIZER, 0, tokenizer))
+    draft.rename(folder / TOKENIZER)
+
+
+def unfinished_seal(folder: Path, wanted: bool) -> Seal | None:
+    """Of an encrypted preparation that goes on; None where none has begun, or nothing is to be encrypted."""
+    path = folder / PROGRESS
+    if not path.exists():
+        return None
+    seal = json.loads(path.read_text()).get("seal")
+    if bool(seal) != wanted:
+        raise other_preparation(folder)
+    return Seal(**seal) if seal else None
+
+
+def other_preparation(folder: Path) -> ValueError:
+    """What to raise where a preparation cannot go on."""
+    return ValueError(
+        f"{folder} holds an unfinished preparation of other sources or settings; remove it, or choose another folder"
+    )
 
 
 def _to_disk(file: Any) -> None:

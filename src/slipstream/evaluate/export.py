@@ -20,7 +20,7 @@ from slipstream.train.models.decoder import Decoder
 from slipstream.train.models.huggingface import HuggingFace
 
 
-def export(model: nn.Module, job: Job, facts: Facts, folder: Path, tokenizer: Path | None) -> Path:
+def export(model: nn.Module, job: Job, facts: Facts, folder: Path, tokenizer: bytes | None) -> Path:
     """Write model.safetensors, config.json and the tokeniser; the folder appears whole or not at all.
 
     In Hugging Face's layout where there is one, for `from_pretrained`; otherwise under our own names.
@@ -37,9 +37,9 @@ def export(model: nn.Module, job: Job, facts: Facts, folder: Path, tokenizer: Pa
     return folder
 
 
-def _write(model: nn.Module, job: Job, facts: Facts, folder: Path, tokenizer: Path | None) -> None:
+def _write(model: nn.Module, job: Job, facts: Facts, folder: Path, tokenizer: bytes | None) -> None:
     dtype = torch.float64 if job.train.precision == "fp64" else torch.float32
-    end = _copy_tokenizer(tokenizer, folder) if tokenizer else None
+    end = _write_tokenizer(tokenizer, folder) if tokenizer else None
     if isinstance(model, HuggingFace):
         model.inner.save_pretrained(folder)  # type: ignore[operator]
         return
@@ -73,10 +73,10 @@ def _plain(weights: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     return plain
 
 
-def _copy_tokenizer(source: Path, folder: Path) -> int | None:
-    """Copy tokenizer.json, with the few words `AutoTokenizer` needs beside it; return the id that ends a text."""
-    shutil.copyfile(source, folder / "tokenizer.json")
-    tokenizer = Tokenizer.from_file(str(source))
+def _write_tokenizer(source: bytes, folder: Path) -> int | None:
+    """Write tokenizer.json, with the few words `AutoTokenizer` needs beside it; return the id that ends a text."""
+    (folder / "tokenizer.json").write_bytes(source)
+    tokenizer = Tokenizer.from_buffer(source)
     end = ids_of(tokenizer).end_of_text
     config = {"tokenizer_class": "PreTrainedTokenizerFast"}
     if end is not None and (token := tokenizer.id_to_token(end)):

@@ -1,7 +1,5 @@
 """Text from a next-token model, to see what it learned. Without a cache: fine for a sample, not for serving."""
 
-from pathlib import Path
-
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -12,7 +10,7 @@ from slipstream.data.tokenizer import ids_of
 @torch.no_grad()
 def generate(
     model: nn.Module,
-    tokenizer_path: Path,
+    tokenizer_json: bytes,
     prompt: str,
     tokens: int,
     temperature: float,
@@ -21,7 +19,7 @@ def generate(
     device: torch.device | str,
 ) -> str:
     """The prompt and its continuation. Temperature 0 always takes the likeliest token."""
-    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    tokenizer = Tokenizer.from_buffer(tokenizer_json)
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids
     end = ids_of(tokenizer).end_of_text
     if not ids and end is None:

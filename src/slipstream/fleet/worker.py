@@ -174,23 +174,23 @@ def _whole_model(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> "n
 
 
 def _write_sample(job: Job, trained: "Trained") -> str | None:
-    from slipstream.data import tokenizer_path
+    from slipstream.data import tokenizer_json
     from slipstream.evaluate.generate import generate
 
     wish = job.train.sample
     if wish is None:
         return None
     device = next(trained.model.parameters()).device
-    context, tokenizer = trained.facts.inputs[0], tokenizer_path(job)
+    context, tokenizer = trained.facts.inputs[0], tokenizer_json(job)
     assert tokenizer, "refused when the data was opened"
     return generate(trained.model, tokenizer, wish.prompt, wish.tokens, wish.temperature, job.seed, context, device)
 
 
 def _write_export(run: RunFolder, job: Job, trained: "Trained") -> str:
-    from slipstream.data import tokenizer_path
+    from slipstream.data import tokenizer_json
     from slipstream.evaluate.export import export
 
-    return str(export(trained.model, job, trained.facts, run.export, tokenizer_path(job)))
+    return str(export(trained.model, job, trained.facts, run.export, tokenizer_json(job)))
 
 
 if __name__ == "__main__":

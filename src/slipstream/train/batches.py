@@ -122,10 +122,10 @@ class Batches:
         """Tell a dataset that fetches from afar what is needed first, and what comes after it."""
         if not isinstance(self._dataset, Prepared | PreparedSamples):
             return
-        self._dataset.expect(indices)
         window = self._order.window(position)
         if window != self._window:
             self._window = window
+            self._dataset.expect(indices)
             following = self._order.window(window.stop)
             self._dataset.expect(self._order.indices(window.start, len(window)))
             self._dataset.expect(self._order.indices(following.start, len(following)))

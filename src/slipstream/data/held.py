@@ -1,0 +1,127 @@
+"""The row of all tokens of a prepared dataset that is far away, encrypted, or both. Pages are fetched and opened side
+by side, before they are used. This machine's disk keeps those of a remote dataset as they are there: encrypted ones
+encrypted."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from slipstream.data.guards import CHECKSUMS, SPARE, Guard
+from slipstream.data.manifest import DOCUMENTS, MANIFEST, PAGES, Manifest, parse_manifest
+from slipstream.data.order import WINDOW
+from slipstream.data.page_cache import PageCache
+from slipstream.data.page_memory import PageMemory
+from slipstream.data.pages import Pages, checked
+from slipstream.data.storage import Storage
+from slipstream.runs.cache import cache_folder
+
+_HELD = 5 * WINDOW
+"""Pages in memory: those of a window, which may touch twice as many as it is long, and of the next one; and a few."""
+
+
+class Source(Protocol):
+    """Where files are: a `Storage` or a `Folder`."""
+
+    @property
+    def address(self) -> str: ...
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> memoryview: ...
+
+
+class HeldShards:
+    """Memory holds the pages of two windows, whatever the size of the dataset."""
+
+    def __init__(self, source: Source, manifest: Manifest, cache: PageCache, guard: Guard = CHECKSUMS) -> None:
+        self._source, self.manifest, self._cache, self._guard = source, manifest, cache, guard
+        self._pages = Pages(manifest, source.address, bytes(source.read(PAGES)), guard)
+        self._width = -(-(manifest.page + SPARE) // self._pages.size)
+        """Tokens for which a place has room."""
+        self._memory = PageMemory(min(_HELD, 2 * len(self._pages)), self._width * self._pages.size, self._fill)
+        self._tokens = self._memory.bytes.reshape(-1).view(manifest.dtype)
+
+    def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """The tokens at each start and after it."""
+        first, last = self._pages.of(starts), self._pages.of(starts + length - 1)
+        needed = _between(first, last)
+        if len(needed) > _HELD // 2:  # other threads need memory too
+            return self._in_halves(starts, length)
+        inside = starts % self.manifest.each * self._pages.size % self.manifest.page // self._pages.size
+        with self._memory.holding(needed) as places:
+            begins = np.array([places[page] for page in first.tolist()], np.int64) * self._width + inside
+            split = first != last
+            made = self._take(np.where(split, 0, begins), length)
+            for row in np.flatnonzero(split).tolist():
+                made[row] = self._across(int(first[row]), int(inside[row]), length, places)
+        return made
+
+    def expect(self, starts: np.ndarray, length: int) -> None:
+        """These will be asked for: fetch them meanwhile."""
+        self._memory.expect(_between(self._pages.of(starts), self._pages.of(starts + length - 1)))
+
+    def documents(self) -> np.ndarray:
+        """Where each document begins, and last where the last one ends."""
+        data = bytes(self._source.read(DOCUMENTS))
+        return np.frombuffer(checked(data, DOCUMENTS, self.manifest, self._source.address, self._guard), "<i8")
+
+    def _in_halves(self, starts: np.ndarray, length: int) -> np.ndarray:
+        if len(starts) > 1:
+            half = len(starts) // 2
+            return np.concatenate((self.rows(starts[:half], length), self.rows(starts[half:], length)))
+        half = length // 2
+        return np.concatenate((self.rows(starts, half), self.rows(starts + half, length - half)), axis=1)
+
+    def _take(self, begins: np.ndarray, length: int) -> np.ndarray:
+        """The tokens in memory at these places and after them, in one go: a loop takes longer than the copying."""
+        step, shape = self._tokens.itemsize, (len(self._tokens) - length + 1, length)
+        every: np.ndarray = np.ndarray(shape, self._tokens.dtype, self._tokens, strides=(step, step))
+        taken: np.ndarray = every[begins]
+        return taken
+
+    def _across(self, page: int, place: int, length: int, places: Mapping[int, int]) -> np.ndarray:
+        """Tokens that begin in one page and end in another."""
+        parts = []
+        while length:
+            _, start, end = self._pages.bounds(page)
+            size = min(length, (end - start) // self._pages.size - place)
+            begin = places[page] * self._width + place
+            parts.append(self._tokens[begin : begin + size])
+            page, place, length = page + 1, 0, length - size
+        return np.concatenate(parts)
+
+    def _fill(self, page: int, into: memoryview) -> None:
+        with self._cache.locked(page):
+            stored = self._cache.get(page)
+            if stored is not None and self._pages.open(page, stored, into):
+                return
+            if stored is not None:
+                self._cache.forget(page)
+            shard, start, end = self._pages.bounds(page)
+            stored = self._source.read(self.manifest.shards[shard].name, start, end)
+            if not self._pages.open(page, stored, into):
+                raise self._pages.damage(page)
+            self._cache.put(page, stored)
+
+
+def _between(first: np.ndarray, last: np.ndarray) -> list[int]:
+    """All pages from each first to its last."""
+    found: set[int] = set()
+    while len(first):
+        found.update(np.unique(first).tolist())
+        longer = first < last
+        first, last = first[longer] + 1, last[longer]
+    return sorted(found)
+
+
+def remote_manifest(storage: Storage, setting: str) -> Manifest:
+    """Raises ValueError if there is none, or none that can be understood."""
+    text = bytes(storage.read(MANIFEST)).decode("utf-8", errors="replace")
+    return parse_manifest(text, f"{storage.address}/{MANIFEST}", setting)
+
+
+def pages_folder(manifest: Manifest) -> Path:
+    """Where pages of a dataset are kept here: the same for all who read it."""
+    name = hashlib.sha256(repr(manifest).encode()).hexdigest()[:24]
+    return cache_folder() / "pages" / name
