@@ -23,29 +23,32 @@ def prepare(
         typer.Argument(
             metavar="SOURCE… DEST",
             help="Text: .txt, .jsonl, .csv (also .gz, .zst), .parquet, patterns such as 'data/*.jsonl.gz', folders of "
-            ".txt, python-stdlib; last the folder to make, or an address such as s3://bucket/folder.",
+            ".txt, python-stdlib, databases (postgresql://…, duckdb:///…, sqlite:///…) with --query; last the folder "
+            "to make, or an address such as s3://bucket/folder.",
         ),
     ],
     tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json. Default: one is trained.")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Entries of the tokeniser that is trained.")] = None,
     field: Annotated[str | None, typer.Option(help="Key or column that holds the text. Default: text.")] = None,
+    query: Annotated[str | None, typer.Option(help="SQL, for a database: each row is a document.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one for each core.")] = None,
     shard: Annotated[int, typer.Option(min=1, help="Size of a shard in MiB.")] = 64,
 ) -> None:
     """Tokenise text into shards. Ended before it was done, the same command goes on where it was."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from slipstream.data.preparing import prepare_text, size_of, staging_folder, text_sources, upload
+    from slipstream.data.queries import is_address
     from slipstream.data.storage import StorageGone, is_remote
     from slipstream.plan import this_machine
 
-    if len(paths) < 2:
+    if len(paths) < 2 or is_address(paths[-1]):
         print("say what to prepare and where to: slipstream data prepare SOURCE… DEST", file=sys.stderr)
         raise typer.Exit(REFUSED)
     *names, dest = paths
-    columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%  {task.fields[rate]}"), TimeRemainingColumn())
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
     try:
-        sources = text_sources(names, tokenizer, vocabulary, field)
+        sources = text_sources(names, tokenizer, vocabulary, field, query)
         with Progress(*columns, transient=True) as bar:
             task = bar.add_task("", total=size_of(sources), rate="")
 

@@ -36,6 +36,8 @@ class Progress:
     """Tokens of the batch after them that are, too."""
     documents: int = 0
     """Documents that have ended by then."""
+    text: str = ""
+    """SHA-256 of all text up to the end of that next batch."""
     shards: tuple[Shard, ...] = ()
 
 
@@ -64,8 +66,8 @@ class ShardWriter:
         """All tokens so far."""
         return self._written + self._count
 
-    def add(self, tokens: np.ndarray, ends: np.ndarray) -> None:
-        """A batch: its tokens, and the places in it after which a document has ended."""
+    def add(self, tokens: np.ndarray, ends: np.ndarray, text: str = "") -> None:
+        """A batch: its tokens, the places in it after which a document has ended, and the hash of all text so far."""
         done = self.progress.tokens_of_next if self._batches == self.progress.batches else 0
         tokens, ends = tokens[done:], ends[ends > done] - done
         start = self.tokens
@@ -77,7 +79,7 @@ class ShardWriter:
             done, start = done + take, start + take
             tokens, ends = tokens[take:], ends[ends > take] - take
             self._finish_shard()
-            self._record(done)
+            self._record(done, text)
         self._end_documents(ends + start)
         self._hold(tokens)
         self._batches += 1
@@ -123,10 +125,10 @@ class ShardWriter:
         self._written += len(data)
         self._held, self._count = [], 0
 
-    def _record(self, tokens_of_next: int) -> None:
+    def _record(self, tokens_of_next: int, text: str) -> None:
         for file in (self._pages, self._ends):
             _to_disk(file)
-        now = Progress(self._batches, tokens_of_next, self._documents, tuple(self._shards))
+        now = Progress(self._batches, tokens_of_next, self._documents, text, tuple(self._shards))
         draft = self._folder / f".{PROGRESS}"
         draft.write_text(json.dumps({"identity": self._identity, **asdict(now)}))
         draft.rename(self._folder / PROGRESS)
