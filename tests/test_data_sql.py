@@ -16,13 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgres import PASSWORD, USER, Server, postgres
-from program import slipstream, start
+from program import slipstream, start, write_job
 from slipstream.data import tokenizer
 from slipstream.data.documents import Piece
 from slipstream.data.manifest import MANIFEST
 from slipstream.data.preparing import prepare_text, text_sources
 from slipstream.data.queries import make_query
 from slipstream.data.writing import PROGRESS
+from slipstream.job import JobError, load_job
 from slipstream.job.data import TextData
 
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu")
@@ -189,6 +190,15 @@ def test_the_command_refuses_with_its_code(server: Server, tmp_path: Path) -> No
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
     done = slipstream("data", "prepare", "some.jsonl", wrong, cwd=tmp_path)  # not taken for a folder to make
     assert done.returncode == 2 and "say what to prepare and where to" in done.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["host/db", "db.example.com", "host/a.csv"])
+def test_a_job_reads_no_database_and_shows_no_password(place: str, tmp_path: Path) -> None:
+    path = write_job(tmp_path, {"name": "a", "data": {"source": f"postgresql://{USER}:{PASSWORD}@{place}"}})
+    with pytest.raises(JobError) as caught:
+        load_job(path)
+    assert "data.source: must be a path, not an address; `slipstream data prepare`" in str(caught.value)
+    assert PASSWORD not in str(caught.value)
 
 
 def test_rows_in_no_order_are_warned_of(server: Server, tmp_path: Path) -> None:
