@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,9 @@ class Server:
         (self.port,) = free_ports(1)
         self.host = f"127.0.0.1:{self.port}"
         # It refuses to be run by root.
-        self._as: dict[str, Any] = {"user": "nobody", "extra_groups": []} if os.geteuid() == 0 else {}
+        other = pwd.getpwnam("nobody")
+        as_other = {"user": other.pw_uid, "group": other.pw_gid, "extra_groups": []}
+        self._as: dict[str, Any] = as_other if os.geteuid() == 0 else {}
         (folder / "password").write_text(PASSWORD)
         if self._as:
             for path in (folder, folder / "password"):

@@ -1,5 +1,6 @@
 """Databases as sources: the same documents give the same bytes, and a password is seen nowhere."""
 
+import importlib.util
 import json
 import random
 import signal
@@ -17,11 +18,11 @@ from hypothesis import strategies as st
 
 from postgres import PASSWORD, USER, Server, postgres
 from program import slipstream, start, write_job
-from slipstream.data import tokenizer
+from slipstream.data import queries, tokenizer
 from slipstream.data.documents import Piece
 from slipstream.data.manifest import MANIFEST
 from slipstream.data.preparing import prepare_text, text_sources
-from slipstream.data.queries import make_query
+from slipstream.data.queries import make_query, read_rows
 from slipstream.data.writing import PROGRESS
 from slipstream.job import JobError, load_job
 from slipstream.job.data import TextData
@@ -92,6 +93,19 @@ def test_the_same_bytes_from_postgresql(
 ) -> None:
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
     assert prepared(tmp_path, f"postgresql://{USER}@{server.host}/postgres", "--query", QUERY) == expected
+
+
+def test_any_installed_adbc_driver_is_found(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL's, as if it were one of which nothing is known here."""
+    package = importlib.util.find_spec("adbc_driver_postgresql")
+    assert package and package.origin
+    library = Path(package.origin).with_name("libadbc_driver_postgresql.so")
+    (tmp_path / "postgres.toml").write_text(f'name = "PostgreSQL"\n[Driver]\nshared = "{library}"\n')
+    monkeypatch.setenv("ADBC_DRIVER_PATH", str(tmp_path))
+    monkeypatch.delitem(queries._DRIVERS, "postgres")
+    address = server.address.replace("postgresql:", "postgres:")
+    rows = [*read_rows(make_query(address, QUERY, None, TextData(source="python-stdlib")))]
+    assert sum(row.ends for row in rows) == len([text for text in ODD if text]) + 20
 
 
 def test_a_killed_preparation_goes_on_and_refuses_other_rows(server: Server, tmp_path: Path) -> None:

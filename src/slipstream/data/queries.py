@@ -1,6 +1,7 @@
 """Text from a database: the rows of a query. They are read as they come, some at a time, and never held together.
 
-PostgreSQL, DuckDB, Snowflake and BigQuery are read by ADBC, in Arrow's batches; any other database by SQLAlchemy."""
+PostgreSQL, DuckDB, Snowflake and BigQuery are read by ADBC, in Arrow's batches; so is what has an ADBC driver installed
+on the machine and is unknown to SQLAlchemy, by which all others are read."""
 
 import dataclasses
 import io
@@ -70,8 +71,9 @@ def make_query(address: str, sql: str, column: str | None, settings: TextData) -
 def check_query(query: Query, say: Callable[[str], None]) -> None:
     """What is missing is said before anything is written, and one connection is made."""
     driver, found = _driver(query), _parse(query.address)
-    for module, package in [("pyarrow", "pyarrow"), driver[:2]] if driver else [("sqlalchemy", "sqlalchemy")]:
-        need_extra(module, package, driver.extra if driver else "sql", query.source)
+    if driver:
+        need_extra("pyarrow", "pyarrow", driver.extra, query.source)
+        need_extra(driver.module, driver.package, driver.extra, query.source)
     if found["scheme"].startswith(_IN_FILES) and (path := _file(found)):
         existing_file(path, "SOURCE")  # SQLite would make it
     with _plain_errors(query), _connect(query):
@@ -151,7 +153,7 @@ class _Driver(NamedTuple):
 def _connect_postgresql(address: str) -> Any:
     from adbc_driver_postgresql import dbapi
 
-    if "connect_timeout" not in address and "PGCONNECT_TIMEOUT" not in os.environ:
+    if "PGCONNECT_TIMEOUT" not in os.environ:
         address = _with_parameter(address, "connect_timeout", _PATIENCE)
     return dbapi.connect(address)
 
@@ -184,6 +186,21 @@ def _connect_bigquery(address: str) -> Any:
     return dbapi.connect(options, autocommit=True)  # it knows nothing else
 
 
+def _connect_installed(address: str) -> Any:
+    """By the driver that is installed under the name of the scheme."""
+    from adbc_driver_manager import ProgrammingError, dbapi
+
+    try:
+        return dbapi.connect(uri=address)
+    except ProgrammingError as error:
+        if "[Driver Manager]" not in str(error):
+            raise
+        scheme = _scheme(address)
+        raise QueryError(
+            f"neither SQLAlchemy nor ADBC knows {scheme}://{nearest(scheme, _DRIVERS)}; install a driver for it"
+        ) from None
+
+
 _POSTGRESQL = _Driver("adbc_driver_postgresql", "adbc-driver-postgresql", "sql", _connect_postgresql)
 _DRIVERS = {
     "postgresql": _POSTGRESQL,
@@ -192,10 +209,23 @@ _DRIVERS = {
     "snowflake": _Driver("adbc_driver_snowflake", "adbc-driver-snowflake", "snowflake", _connect_snowflake),
     "bigquery": _Driver("adbc_driver_bigquery", "adbc-driver-bigquery", "bigquery", _connect_bigquery),
 }
+_INSTALLED = _Driver("adbc_driver_manager", "adbc-driver-manager", "sql", _connect_installed)
 
 
 def _driver(query: Query) -> _Driver | None:
-    return _DRIVERS.get(query.address.partition("://")[0])
+    """None for SQLAlchemy."""
+    scheme = _scheme(query.address)
+    if scheme in _DRIVERS:
+        return _DRIVERS[scheme]
+    need_extra("sqlalchemy", "sqlalchemy", "sql", query.source)
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import NoSuchModuleError
+
+    try:
+        make_url(f"{scheme}://").get_dialect()
+    except NoSuchModuleError:
+        return _INSTALLED
+    return None
 
 
 @contextmanager
@@ -211,17 +241,11 @@ def _connect(query: Query) -> Iterator[Any]:
 
 def _engine(query: Query) -> Any:
     from sqlalchemy import NullPool, create_engine, make_url
-    from sqlalchemy.exc import NoSuchModuleError
 
-    url, scheme = make_url(query.address), query.address.partition("://")[0]
+    url = make_url(query.address)
+    patience = {"connect_timeout": _PATIENCE} if url.get_driver_name() in _WITH_TIMEOUT else {}
     try:
-        patience = {"connect_timeout": _PATIENCE} if url.get_driver_name() in _WITH_TIMEOUT else {}
         return create_engine(url, poolclass=NullPool, connect_args=patience)
-    except NoSuchModuleError:
-        raise QueryError(
-            f"{query.source}: neither ADBC nor SQLAlchemy knows {scheme}://{nearest(scheme, _DRIVERS)}; install the "
-            "package that adds it to SQLAlchemy"
-        ) from None
     except ModuleNotFoundError as error:
         raise QueryError(f"{query.source} needs {error.name}: pip install {error.name}") from None
 
@@ -232,12 +256,16 @@ def _engine(query: Query) -> Any:
 def _parse(address: str) -> dict[str, Any]:
     found = _FILE.fullmatch(address) or _ADDRESS.fullmatch(address)
     if found is None:  # no part of it is shown: it may be the password
-        scheme = address.partition("://")[0]
+        scheme = _scheme(address)
         raise QueryError(
             f"the address {scheme}://… cannot be understood; it is {scheme}://user@host:port/database, and in names "
             "and passwords @ : / ? # are written as %40 %3A %2F %3F %23"
         )
     return {"user": None, "password": None, "host": "", **found.groupdict()}
+
+
+def _scheme(address: str) -> str:
+    return address.partition("://")[0]
 
 
 def _file(found: dict[str, Any]) -> str | None:
