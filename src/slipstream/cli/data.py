@@ -27,8 +27,9 @@ def prepare(
         typer.Argument(
             metavar="SOURCE… DEST",
             help="Text: .txt, .jsonl, .csv (also .gz, .zst), .parquet, patterns such as 'data/*.jsonl.gz', folders of "
-            ".txt, python-stdlib. Tokens or numbers: .npy. Images: a folder with a folder for each class, or with "
-            "MNIST's files. Last the folder to make, or an address such as s3://bucket/folder.",
+            ".txt, python-stdlib, databases (postgresql://…, duckdb:///…, sqlite:///…) with --query. Tokens or "
+            "numbers: .npy. Images: a folder with a folder for each class, or with MNIST's files. Last the folder to "
+            "make, or an address such as s3://bucket/folder.",
         ),
     ],
     tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json. Default: one is trained.")] = None,
@@ -36,6 +37,7 @@ def prepare(
         int | None, typer.Option(help="Entries of the tokeniser that is trained; token ids of .npy files.")
     ] = None,
     field: Annotated[str | None, typer.Option(help="Key or column that holds the text. Default: text.")] = None,
+    query: Annotated[str | None, typer.Option(help="SQL, for a database: each row is a document.")] = None,
     targets: Annotated[str | None, typer.Option(help="The .npy file of targets: SOURCE holds the inputs.")] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Height and width that images are resized to.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one for each core.")] = None,
@@ -45,20 +47,21 @@ def prepare(
     ] = False,
 ) -> None:
     """Make shards of tokens, or of whole samples. Ended before it was done, the same command goes on where it was."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from slipstream.data.kinds import Options, preparation
     from slipstream.data.preparing import staging_folder, upload
+    from slipstream.data.queries import is_address
     from slipstream.data.storage import StorageGone, is_remote
     from slipstream.plan import this_machine
 
-    if len(paths) < 2:
+    if len(paths) < 2 or is_address(paths[-1]):
         print("say what to prepare and where to: slipstream data prepare SOURCE… DEST", file=sys.stderr)
         raise typer.Exit(REFUSED)
     *names, dest = paths
-    columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%  {task.fields[rate]}"), TimeRemainingColumn())
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
     try:
-        ready = preparation(names, Options(tokenizer, vocabulary, field, targets, size, workers))
+        ready = preparation(names, Options(tokenizer, vocabulary, field, query, targets, size, workers))
         with Progress(*columns, transient=True) as bar:
             task = bar.add_task("", total=ready.total, rate="")
 

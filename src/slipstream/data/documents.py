@@ -73,7 +73,7 @@ def read_pieces(data: TextData, files: Sequence[Path]) -> Iterator[Piece]:
     for path in files:
         try:
             for document in _documents(data, path):
-                yield from _cut(document)
+                yield from cut(document)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"data.source: {path} is cut off or damaged ({error}); copy it again") from None
         except UnicodeDecodeError:
@@ -172,7 +172,8 @@ def _json_text(line: str, where: str, field: str) -> str:
     return text
 
 
-def _cut(document: TextIO) -> Iterator[Piece]:
+def cut(document: TextIO) -> Iterator[Piece]:
+    """A document in pieces."""
     held = ""
     while block := document.read(_PIECE):
         held += block

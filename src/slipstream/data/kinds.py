@@ -23,6 +23,7 @@ class Options:
     tokenizer: str | None = None
     vocabulary: int | None = None
     field: str | None = None
+    query: str | None = None
     targets: str | None = None
     size: int | None = None
     workers: int | None = None
@@ -36,8 +37,8 @@ Make = Callable[[Path, int, int, bool, Progress, Say], Manifest]
 class Preparation(NamedTuple):
     """What is ready to be made."""
 
-    total: int
-    """What progress is counted in: bytes of text, or items."""
+    total: int | None
+    """What progress is counted in: bytes of text, or items. None where nobody knows: a database does not say."""
     rate: Callable[[int, float], str]
     """Items and speed, for a person to read."""
     make: Make
@@ -76,7 +77,7 @@ def _is_image_folder(name: str) -> bool:
 
 
 def _text(names: Sequence[str], options: Options) -> Preparation:
-    sources = text_sources(names, options.tokenizer, options.vocabulary, options.field)
+    sources = text_sources(names, options.tokenizer, options.vocabulary, options.field, options.query)
     return Preparation(
         size_of(sources),
         lambda tokens, speed: f"{tokens / 1e6:,.1f}M tokens, {speed / 1e6:.1f} MB/s",
@@ -124,6 +125,6 @@ _KINDS = (
         "a folder of images", _is_image_folder, ("size", "workers"),
         lambda names, options: _samples(ImageFolder(_only(names), options.size)),
     ),
-    _Kind("text", lambda _: True, ("tokenizer", "vocabulary", "field", "workers"), _text),
+    _Kind("text", lambda _: True, ("tokenizer", "vocabulary", "field", "query", "workers"), _text),
 )  # fmt: skip
 """The first that takes a source prepares it."""

@@ -3,8 +3,8 @@ processes there are."""
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +12,10 @@ import numpy as np
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from slipstream.data.documents import Piece, find_files, read_pieces
+from slipstream.data.documents import STDLIB, Piece, find_files, read_pieces
 from slipstream.data.guards import Guard
 from slipstream.data.manifest import MANIFEST, TOKENIZER, Manifest
+from slipstream.data.queries import Query, check_query, is_address, make_query, read_rows
 from slipstream.data.sealing import guard_to_write
 from slipstream.data.spreading import spread
 from slipstream.data.storage import Storage
@@ -36,12 +37,13 @@ class Encoded(NamedTuple):
     characters: int
 
 
+Source = TextData | Query
 Progress = Callable[[int, int], None]
 """Told how many characters are done, and how many tokens they made."""
 
 
 def prepare_text(
-    sources: Sequence[TextData],
+    sources: Sequence[Source],
     folder: Path,
     workers: int,
     shard: int,
@@ -52,7 +54,10 @@ def prepare_text(
     """Make a dataset of all text of these sources, in their order; all have the same tokeniser and vocabulary. `shard`
     is the size of a shard in bytes."""
     refuse_if_prepared(folder)
-    files = [find_files(source) for source in sources]
+    files = [_find_files(source) for source in sources]
+    for source in sources:
+        if isinstance(source, Query):
+            check_query(source, say)
     guard = guard_to_write(folder, encrypt)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(sources, files, folder, guard, say)
@@ -60,10 +65,11 @@ def prepare_text(
     writer = ShardWriter(folder, ids, {**_identity(sources, files, tokenizer), "shard": shard}, shard, guard=guard)
     if writer.items:
         say(f"going on after {writer.items:,} tokens")
-    texts = islice(batches(_pieces(sources, files), BATCH), writer.progress.batches, None)
+    hashes: deque[str] = deque()
+    texts = _to_do(batches(_pieces(sources, files), BATCH), writer, folder, hashes)
     done = 0
     for encoded in spread(_encode, texts, workers, _begin, (tokenizer, ids)):
-        writer.add(encoded.tokens, encoded.ends)
+        writer.add(encoded.tokens, encoded.ends, hashes.popleft())
         done += encoded.characters
         progress(done, writer.items)
     if not writer.items:
@@ -86,27 +92,43 @@ def staging_folder(address: str) -> Path:
 
 
 def text_sources(
-    names: Sequence[str], tokenizer: str | None, vocabulary: int | None, field: str | None
-) -> list[TextData]:
-    """Sources as a job would name them. Raises ValueError."""
+    names: Sequence[str], tokenizer: str | None, vocabulary: int | None, field: str | None, query: str | None = None
+) -> list[Source]:
+    """Sources as a job would name them, and databases, which all get the same query. Raises ValueError."""
     given = {"tokenizer": tokenizer, "vocabulary": vocabulary}
     common = {key: value for key, value in given.items() if value is not None}
+    if query and not any(map(is_address, names)):
+        raise ValueError("--query needs an address among the sources, such as postgresql://user@host/database")
+
+    def source(name: str) -> Source:
+        if not is_address(name):
+            return TextData.model_validate(
+                {"source": name, **common, **({"field": field} if field and "." in name else {})}
+            )
+        made = make_query(name, query or "", field, TextData.model_validate({"source": STDLIB, **common}))
+        if not query:
+            raise ValueError(f'{made.source} needs a query: --query "SELECT body FROM articles ORDER BY id"')
+        return made
+
     try:
-        return [
-            TextData.model_validate({"source": name, **common, **({"field": field} if field and "." in name else {})})
-            for name in names
-        ]
+        return [source(name) for name in names]
     except ValidationError as error:
         raise ValueError("; ".join(problem["msg"] for problem in error.errors())) from None
 
 
-def size_of(sources: Sequence[TextData]) -> int:
-    """Bytes of all files."""
-    return sum(path.stat().st_size for source in sources for path in find_files(source))
+def size_of(sources: Sequence[Source]) -> int | None:
+    """Bytes of all files; None where a database is among the sources."""
+    if any(isinstance(source, Query) for source in sources):
+        return None
+    return sum(path.stat().st_size for source in sources for path in _find_files(source))
+
+
+def _find_files(source: Source) -> list[Path]:
+    return [] if isinstance(source, Query) else find_files(source)
 
 
 def _tokenizer(
-    sources: Sequence[TextData], files: Sequence[Sequence[Path]], folder: Path, guard: Guard, say: Callable[[str], None]
+    sources: Sequence[Source], files: Sequence[Sequence[Path]], folder: Path, guard: Guard, say: Callable[[str], None]
 ) -> bytes:
     own, given = folder / TOKENIZER, sources[0].tokenizer
     if given:
@@ -119,25 +141,48 @@ def _tokenizer(
     else:
         vocabulary = sources[0].vocabulary or VOCABULARY
         say(f"training a tokeniser of {vocabulary:,} tokens")
-        size = sum(path.stat().st_size for some in files for path in some)
-        made = train_tokenizer(_pieces(sources, files), size, vocabulary).to_str(pretty=True).encode()
+        made = train_tokenizer(_pieces(sources, files), size_of(sources), vocabulary).to_str(pretty=True).encode()
     write_tokenizer(folder, made, guard)
     return made
 
 
-def _identity(sources: Sequence[TextData], files: Sequence[Sequence[Path]], tokenizer: bytes) -> dict[str, Any]:
+def _identity(sources: Sequence[Source], files: Sequence[Sequence[Path]], tokenizer: bytes) -> dict[str, Any]:
     """All that determines the tokens."""
     return {
-        "sources": [[source.source, source.field] for source in sources],
+        "sources": [[source.source, source.field, getattr(source, "sql", None)] for source in sources],
         "files": [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for some in files for path in some],
         "tokenizer": hashlib.sha256(tokenizer).hexdigest(),
         "batch": BATCH,
     }
 
 
-def _pieces(sources: Sequence[TextData], files: Sequence[Sequence[Path]]) -> Iterator[Piece]:
+def _pieces(sources: Sequence[Source], files: Sequence[Sequence[Path]]) -> Iterator[Piece]:
     for source, some in zip(sources, files, strict=True):
-        yield from read_pieces(source, some)
+        yield from read_rows(source) if isinstance(source, Query) else read_pieces(source, some)
+
+
+def _to_do(
+    texts: Iterable[list[Piece]], writer: ShardWriter, folder: Path, hashes: "deque[str]"
+) -> Iterator[list[Piece]]:
+    """The batches that are not done. Those that are, are read again, and must be what they were. `hashes` gets the
+    hash of all text up to the end of each."""
+    done, seen = writer.progress, hashlib.sha256()
+    checked = not done.shards
+    for number, batch in enumerate(texts):
+        for piece in batch:
+            seen.update(piece.text.encode("utf-8", "surrogatepass") + (b"\xff" if piece.ends else b""))
+        if number < done.batches:
+            continue
+        if not checked and seen.hexdigest() != done.text:
+            break
+        checked = True
+        hashes.append(seen.hexdigest())
+        yield batch
+    if not checked:
+        raise ValueError(
+            f"the text of which {folder} holds a part has changed, or comes in another order; remove {folder} to begin "
+            "anew (the rows of a query keep their order if it ends in ORDER BY and a column without equal values)"
+        )
 
 
 _worker: tuple[Tokenizer, Ids]

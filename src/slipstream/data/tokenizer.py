@@ -59,8 +59,8 @@ def parse_tokenizer(data: bytes, written: str) -> Tokenizer:
     return tokenizer
 
 
-def train_tokenizer(pieces: Iterable[Piece], size: int, vocabulary: int) -> Tokenizer:
-    """A byte-level BPE trained on part of the text, of which `size` is the length."""
+def train_tokenizer(pieces: Iterable[Piece], size: int | None, vocabulary: int) -> Tokenizer:
+    """A byte-level BPE trained on part of the text, of which `size` is the length, where that is known."""
     if vocabulary < 258:
         raise ValueError(f"data.vocabulary is {vocabulary}; it needs 256 bytes, end-of-text and mask: at least 258")
     tokenizer = Tokenizer(models.BPE())
@@ -72,7 +72,7 @@ def train_tokenizer(pieces: Iterable[Piece], size: int, vocabulary: int) -> Toke
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_evenly(pieces, size), trainer)
+    tokenizer.train_from_iterator(_thinned(pieces) if size is None else _evenly(pieces, size), trainer)
     return tokenizer
 
 
@@ -92,6 +92,20 @@ def _evenly(pieces: Iterable[Piece], size: int) -> Iterator[str]:
         if taken < seen * share:
             taken += len(piece.text)
             yield piece.text
+
+
+def _thinned(pieces: Iterable[Piece]) -> list[str]:
+    """Every piece; or every second, fourth, … of them, so that they do not become too many."""
+    kept: list[str] = []
+    step, size = 1, 0
+    for number, piece in enumerate(pieces):
+        if number % step == 0:
+            kept.append(piece.text)
+            size += len(piece.text)
+        if size > _TRAINING_TEXT and len(kept) > 1:
+            kept, step = kept[::2], 2 * step
+            size = sum(map(len, kept))
+    return kept
 
 
 def batches(pieces: Iterable[Piece], characters: int) -> Iterator[list[Piece]]:

@@ -40,6 +40,8 @@ class Progress:
     """Items of the batch after them that are, too."""
     documents: int = 0
     """Documents that have ended by then."""
+    text: str = ""
+    """SHA-256 of all text up to the end of that next batch."""
     shards: tuple[Shard, ...] = ()
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes of the files that grow with the shards."""
@@ -81,8 +83,9 @@ class ShardWriter:
         """All items so far."""
         return self._written + self._count
 
-    def add(self, items: np.ndarray, ends: np.ndarray = _NO_ENDS) -> None:
-        """A batch: its items, and of tokens the places in it after which a document has ended."""
+    def add(self, items: np.ndarray, ends: np.ndarray = _NO_ENDS, text: str = "") -> None:
+        """A batch: its items; of tokens the places in it after which a document has ended, and the hash of all text so
+        far."""
         done = self.progress.items_of_next if self._batches == self.progress.batches else 0
         items, ends = items[done:], ends[ends > done] - done
         start = self.items
@@ -94,7 +97,7 @@ class ShardWriter:
             done, start = done + take, start + take
             items, ends = items[take:], ends[ends > take] - take
             self._finish_shard()
-            self._record(done)
+            self._record(done, text)
         self._end_documents(ends + start)
         self._hold(items)
         self._batches += 1
@@ -156,12 +159,12 @@ class ShardWriter:
             self._ends.write(self._guard.close_piece(DOCUMENTS, self._ends.tell(), data))
         self._ended = []
 
-    def _record(self, items_of_next: int) -> None:
+    def _record(self, items_of_next: int, text: str) -> None:
         files = self._open_files()
         for file in files:
             _to_disk(file)
         sizes = {Path(file.name).name: file.tell() for file in files}
-        now = Progress(self._batches, items_of_next, self._documents, tuple(self._shards), sizes)
+        now = Progress(self._batches, items_of_next, self._documents, text, tuple(self._shards), sizes)
         seal = self._guard.seal and asdict(self._guard.seal)
         draft = self._folder / f".{PROGRESS}"
         draft.write_text(json.dumps({"identity": self._identity, "seal": seal, **asdict(now)}))

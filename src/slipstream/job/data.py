@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, WithJ
 from slipstream.job.base import Section, refuse
 from slipstream.job.units import Bytes, Count, Fraction, Number
 
-_REMOTE = re.compile(r"[a-z0-9]+://")
+_REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
 BUILT_IN_SOURCES = ("python-stdlib", "digits", "mnist", "synthetic")
 
 
@@ -17,6 +17,8 @@ def absolute(path: str) -> str:
     """A path that means the same wherever the run is resumed from. Relative ones start where the command is typed."""
     if path in BUILT_IN_SOURCES:
         return path
+    if _REMOTE.match(path):  # not shown: it may hold a password
+        raise ValueError("must be a path, not an address; `slipstream data prepare` makes a dataset of a database")
     slash = "/" if path.endswith("/") or path in (".", "..") else ""  # says that it is a folder, also if it has a dot
     return str(Path(path).expanduser().absolute()).rstrip("/") + slash
 
@@ -175,7 +177,7 @@ def _choose(value: Any) -> str | None:
     source = value.get("source")
     if not isinstance(source, str):
         return None
-    if source == "python-stdlib":
+    if source == "python-stdlib" or _REMOTE.match(source):
         return "text"
     if source in BUILT_IN_SOURCES:
         return source
