@@ -1,6 +1,7 @@
 """Prepared datasets in object storage: on a real S3 server, which may fail."""
 
 import json
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -11,15 +12,18 @@ import numpy as np
 import pytest
 
 from jobs import merge
-from program import slipstream, write_job
+from program import slipstream, start, write_job
 from s3 import Server
 from slipstream.data import open_dataset
 from slipstream.data.held import HeldShards, remote_manifest
+from slipstream.data.holding import Ids
 from slipstream.data.manifest import TOKENIZER, read_manifest
 from slipstream.data.page_cache import PageCache
 from slipstream.data.pages import DamagedShard
+from slipstream.data.preparing import upload
 from slipstream.data.shards import Shards
 from slipstream.data.storage import Storage, StorageGone
+from slipstream.data.writing import ShardWriter
 from slipstream.job import Job
 from test_data_prepared import WORDS, contents, flip, job, prepare
 
@@ -174,3 +178,65 @@ def test_a_storage_that_does_not_come_back_is_an_error(server: Server, address: 
 def test_what_is_not_there_is_said(server: Server, tmp_path: Path) -> None:  # noqa: ARG001
     done = slipstream("train", write_job(tmp_path, remote_job("s3://data/nothing")), cwd=tmp_path)
     assert done.returncode == 2 and "s3://data/nothing/manifest.json is missing" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def fine(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
+    """A dataset of so small pages that a run asks for new ones all the time; it is in the storage, too."""
+    folder = tmp_path_factory.mktemp("fine") / "dataset"
+    folder.mkdir()
+    writer = ShardWriter(folder, Ids(64, None, None), {}, shard=2**20, page=2048)
+    tokens = np.random.default_rng(0).integers(0, 64, 2_000_000).astype(np.uint8)
+    writer.add(tokens, np.array([len(tokens)]))
+    writer.finish()
+    upload(folder, "s3://data/fine", lambda _: None)
+    return folder
+
+
+def test_a_run_waits_for_its_storage_or_saves_and_says_so(server: Server, fine: Path, tmp_path: Path) -> None:
+    """The server dies under two runs. The patient one waits and goes on; the other ends with a checkpoint, and goes on
+    when it is resumed. Both learn what a run on a folder does."""
+    values = merge(remote_job("s3://data/fine"), {
+        "model": {"kind": "decoder", "layers": 1, "hidden": 16, "heads": 1}, "data.sequence": 32, "data.cache": "0B",
+        "train.steps": 240, "train.samples": None, "train.batch": 64, "checkpoint.every": 100_000,
+    })  # fmt: skip
+    runs = {}
+    for name, patience in (("patient", "60s"), ("hasty", "3s")):
+        path = write_job(tmp_path, merge(values, {"data.patience": patience}), f"{name}.yaml")
+        runs[name] = start("train", path, "--workers", "2", "--run-dir", name, cwd=tmp_path)
+    for name, running in runs.items():
+        wait_for_steps(running, tmp_path / name / "metrics.jsonl", 60)
+    server.kill()
+    try:
+        output, _ = runs["hasty"].communicate(timeout=60)
+        assert runs["hasty"].returncode == 7, output
+        assert "StorageGone: s3://data/fine/shard-" in output and "`slipstream resume` goes on" in output
+        done = steps_of(tmp_path / "hasty/metrics.jsonl")
+        assert [path.name for path in (tmp_path / "hasty/checkpoints").iterdir()] == [f"step-{done:08d}"]
+    finally:
+        server.start()
+    resumed = slipstream("resume", "hasty", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    output, _ = runs["patient"].communicate(timeout=60)
+    assert runs["patient"].returncode == 0, output
+    near = {**values, "data": {**values["data"], "prepared": str(fine)}}
+    del near["data"]["cache"]
+    whole = slipstream("train", write_job(tmp_path, near), "--workers", "2", "--run-dir", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    curves = {
+        name: [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("patient", "hasty", "whole")
+    }
+    assert len(curves["whole"]) == 240 and curves["patient"] == curves["hasty"] == curves["whole"]
+
+
+def steps_of(metrics: Path) -> int:
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def wait_for_steps(running: "subprocess.Popen[str]", metrics: Path, steps: int) -> None:
+    until = time.monotonic() + 60
+    while steps_of(metrics) < steps:
+        assert running.poll() is None, running.communicate()[0]
+        assert time.monotonic() < until, f"no {steps} steps"
+        time.sleep(0.05)

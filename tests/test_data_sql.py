@@ -218,7 +218,7 @@ def test_a_job_reads_no_database_and_shows_no_password(place: str, tmp_path: Pat
 def test_rows_in_no_order_are_warned_of(server: Server, tmp_path: Path) -> None:
     said: list[str] = []
     sources = text_sources([server.address], None, 300, None, "SELECT body FROM articles")
-    prepare_text(sources, tmp_path / "dataset", 1, 2**20, lambda *_: None, said.append)
+    prepare_text(sources, tmp_path / "dataset", 1, 2**20, False, lambda *_: None, said.append)
     assert "no ORDER BY" in said[0]
 
 

@@ -226,7 +226,7 @@ def test_clipping_by_value_bounds_each_element():
     )
     layer = linear()
     before = layer.weight.detach().clone()
-    Update(job.train, alone(layer, job), total=100, fp16=False).apply(0, 10, torch.tensor(1.0))
+    Update(job.train, alone(layer, job), total=100, fp16=False).apply(0, 10, torch.tensor(1.0), torch.tensor(0.0))
     assert math.isclose((layer.weight.detach() - before).abs().max().item(), 0.001)
 
 
@@ -237,7 +237,7 @@ def test_l1_and_l2_pull_towards_zero():
     layer = linear()
     layer.weight.grad.zero_()
     before = layer.weight.detach().clone()
-    Update(job.train, alone(layer, job), total=100, fp16=False).apply(0, 10, torch.tensor(1.0))
+    Update(job.train, alone(layer, job), total=100, fp16=False).apply(0, 10, torch.tensor(1.0), torch.tensor(0.0))
     torch.testing.assert_close(layer.weight.detach(), before - 0.01 * before.sign() - 0.1 * before)
 
 

@@ -33,7 +33,7 @@ app.command("doctor")(doctor.command)
 
 _EXIT_CODES = (
     "Exit codes: 0 done, 2 refused, 3 a worker failed, 4 a worker hung, 5 loss not finite, 6 stopped at a limit, "
-    "130 stopped by Ctrl-C."
+    "7 data out of reach, 130 stopped by Ctrl-C."
 )
 
 

@@ -14,7 +14,7 @@ from slipstream.data.pages import checked
 from slipstream.data.samples import PreparedSamples
 from slipstream.data.sealing import guard_of
 from slipstream.data.shards import Shards
-from slipstream.data.storage import Storage, StorageGone, is_remote
+from slipstream.data.storage import PATIENCE, Storage, StorageGone, is_remote
 from slipstream.data.text import mask_of
 from slipstream.job import Job
 from slipstream.job.data import PreparedData
@@ -110,7 +110,9 @@ def _manifest(data: PreparedData) -> Manifest:
 
 
 def _source(data: PreparedData, manifest: Manifest) -> Source:
-    return Storage(data.prepared) if is_remote(data.prepared) else Folder(Path(data.prepared), manifest)
+    if not is_remote(data.prepared):
+        return Folder(Path(data.prepared), manifest)
+    return Storage(data.prepared, PATIENCE if data.patience is None else data.patience)
 
 
 def _shards(data: PreparedData, manifest: Manifest) -> Shards | HeldShards:

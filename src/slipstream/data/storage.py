@@ -6,7 +6,7 @@ from typing import Any
 from slipstream.data.checks import need_extra
 
 SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
-PATIENCE = 120.0
+PATIENCE = 60.0
 """Seconds for which a storage that does not answer is asked again, ever more rarely."""
 _SLOWEST = timedelta(seconds=8)
 """Between two tries."""
@@ -35,7 +35,7 @@ class Storage:
             "retry_timeout": timedelta(seconds=patience),
             "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": _SLOWEST, "base": 2},
         }
-        options: dict[str, Any] = {"allow_http": True, "connect_timeout": "5s", "timeout": "60s"}
+        options: dict[str, Any] = {"allow_http": True, "connect_timeout": "5s", "timeout": "30s"}
         self._store: Any = from_url(self.address, client_options=options, retry_config=retry)  # type: ignore[call-overload]
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> memoryview:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from slipstream.fleet.scratch import Scratch
 from slipstream.runs import RunFolder
 
-WORKER_FAILED, HANGING, NONFINITE = 3, 4, 5
+WORKER_FAILED, HANGING, NONFINITE, NO_DATA = 3, 4, 5, 7
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Failure:
     @property
     def exit_code(self) -> int:
         """What the command returns."""
-        return {"NonFiniteLoss": NONFINITE, "hanging": HANGING}.get(self.error, WORKER_FAILED)
+        return {"NonFiniteLoss": NONFINITE, "hanging": HANGING, "StorageGone": NO_DATA}.get(self.error, WORKER_FAILED)
 
 
 def write_failure(scratch: Scratch, rank: int, step: int, phase: str, error: BaseException) -> None:
@@ -75,6 +75,11 @@ def hint(failure: Failure) -> str | None:
 
 
 _HINTS: list[tuple[tuple[str, ...], str]] = [
+    (
+        ("StorageGone",),
+        "the data's storage did not answer for data.patience, or lacks a file; when it is back, `slipstream resume` "
+        "goes on from the checkpoint of the last step",
+    ),
     (
         ("No space left", "Disk quota"),
         "the disk is full: free some space, then `slipstream resume`; the last checkpoint is whole",

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from slipstream.job.base import Section, refuse
-from slipstream.job.units import Bytes, Count, Fraction, Number
+from slipstream.job.units import BytesOrZero, Count, Duration, Fraction, Number
 
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
 BUILT_IN_SOURCES = ("python-stdlib", "digits", "mnist", "synthetic")
@@ -83,13 +83,17 @@ class PreparedData(DataSection):
     """The folder that it made; or its address in object storage: s3://bucket/folder, gs://…, az://…, https://…."""
     sequence: Count | None = None
     """Tokens in a sample; not where whole samples were prepared."""
-    cache: Bytes | None = None
+    cache: BytesOrZero | None = None
     """How much of this machine's disk pages of remote datasets may take; 0B for none. Default: 20GB."""
+    patience: Duration | None = None
+    """How long a storage that does not answer is asked again, before the run saves a checkpoint and ends with exit
+    code 7. Default: 60s."""
 
     @model_validator(mode="after")
     def _check(self) -> "PreparedData":
-        if self.cache is not None and not _REMOTE.match(self.prepared):
-            refuse(["cache has an effect only where the dataset is remote; remove it"])
+        if not _REMOTE.match(self.prepared):
+            given = [name for name in ("cache", "patience") if getattr(self, name) is not None]
+            refuse([f"{name} has an effect only where the dataset is remote; remove it" for name in given])
         return self
 
 

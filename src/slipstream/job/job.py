@@ -178,8 +178,14 @@ class Job(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Job":
-        refuse([*self._task_problems(), *self._effect_problems()])
+        refuse([*self._task_problems(), *self._effect_problems(), *self._limit_problems()])
         return self
+
+    def _limit_problems(self) -> list[str]:
+        patience = getattr(self.data, "patience", None)
+        if patience and patience >= self.limits.step:
+            return ["data.patience must be shorter than limits.step, after which a waiting worker is taken for hanging"]
+        return []
 
     def _task_problems(self) -> list[str]:
         own_task = self.on_text or isinstance(self.data, DigitsData | MnistData | SyntheticData)

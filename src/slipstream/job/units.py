@@ -85,10 +85,10 @@ def parse_money(value: Any) -> float:
     return dollars
 
 
-def parse_bytes(value: Any) -> int:
+def parse_bytes(value: Any, least: int = 1) -> int:
     """`25MB`, `80GB`, `1GiB`: bytes."""
     amount = _amount(value, _BYTES, "a size", "25MB or 80GB")
-    if not 1 <= amount <= _LARGEST or (_number(value) and amount % 1):
+    if not least <= amount <= _LARGEST or (_number(value) and amount % 1):
         raise ValueError(f"{shown(value)} is not a size; write for example 25MB or 80GB")
     return round(amount)
 
@@ -176,6 +176,7 @@ Duration = Annotated[
 ]
 Money = Annotated[float, BeforeValidator(parse_money), _schema("number", "$50")]
 Bytes = Annotated[int, BeforeValidator(parse_bytes), _schema("integer", "25MB")]
+BytesOrZero = Annotated[int, BeforeValidator(lambda value: parse_bytes(value, least=0)), _schema("integer", "0B")]
 Fraction = Annotated[float, BeforeValidator(parse_fraction), _schema("number", "5%")]
 SampleSpan = Annotated[
     Span,

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -15,6 +15,7 @@ from slipstream.data.base import Batch
 from slipstream.data.order import Order
 from slipstream.data.prepared import Prepared
 from slipstream.data.samples import PreparedSamples
+from slipstream.data.storage import StorageGone
 from slipstream.data.stream import prefetch
 from slipstream.job import Job
 from slipstream.job.data import ImportData
@@ -24,6 +25,9 @@ from slipstream.runs import Pulse
 from slipstream.train import tasks
 from slipstream.train.precision import weight_dtype
 from slipstream.train.timeline import Timeline
+
+Fetch = Callable[[np.ndarray, np.ndarray], Batch]
+"""Given the positions of samples in the run, and their numbers in the data."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class Share:
     micro_batches: list[MicroBatch]
     waited: float = 0.0
     """Seconds that the loop had to wait for it."""
+    lost: StorageGone | None = None
+    """Why its samples could not be had: these are others in their place, only to reach the end of the step with."""
 
 
 class Batches:
@@ -71,13 +77,21 @@ class Batches:
             if self._own_data
             else prefetch(self._share, first, self.timeline.steps)
         )
+        latest: Share | None = None
         with closing(ahead):  # type: ignore[type-var]
             while True:
                 began = time.perf_counter()
-                with pulse.during("data"):
-                    share = next(ahead, None)
+                try:
+                    with pulse.during("data"):
+                        share = next(ahead, None)
+                except StorageGone as error:
+                    if latest is None or not latest.micro_batches:
+                        raise
+                    yield from self._stand_ins(latest, error)
+                    return
                 if share is None:
                     return
+                latest = share
                 yield replace(share, waited=time.perf_counter() - began)
 
     @property
@@ -95,28 +109,38 @@ class Batches:
         return self._prepare(self._dataset.fetch(indices), indices)
 
     def _share(self, step: int) -> Share:
-        start, end = self.timeline.starts[step], self.timeline.starts[step + 1]
-        mine = self._plan.layout.share(self._rank, start, end - start)
+        start, size = self.timeline.starts[step], self.timeline.starts[step + 1] - self.timeline.starts[step]
+        return Share(start, size, self._micro_batches(start, size, self._fetch))
+
+    def _micro_batches(self, start: int, size: int, fetch: Fetch) -> list[MicroBatch]:
+        mine = self._plan.layout.share(self._rank, start, size)
         positions = np.arange(mine.start, mine.stop)
         indices = self._order.indices(mine.start, len(mine))
+        batch = fetch(positions, indices)
+        each = self._plan.layout.micro_batch
+        return [
+            MicroBatch(
+                batch.inputs[first : first + each],
+                batch.targets[first : first + each],
+                torch.from_numpy(positions[first : first + each]),
+                indices[first : first + each],
+            )
+            for first in range(0, len(mine), each)
+        ]
+
+    def _fetch(self, positions: np.ndarray, indices: np.ndarray) -> Batch:
+        first = int(positions[0]) if len(positions) else 0
         if self._own_data:
-            seed_everything(self._job.seed, mine.start)
-        self._look_ahead(mine.start, indices)
-        batch = self._prepare(self._dataset.fetch(indices), positions)
-        size = self._plan.layout.micro_batch
-        return Share(
-            start,
-            end - start,
-            [
-                MicroBatch(
-                    batch.inputs[first : first + size],
-                    batch.targets[first : first + size],
-                    torch.from_numpy(positions[first : first + size]),
-                    indices[first : first + size],
-                )
-                for first in range(0, len(mine), size)
-            ],
-        )
+            seed_everything(self._job.seed, first)
+        self._look_ahead(first, indices)
+        return self._prepare(self._dataset.fetch(indices), positions)
+
+    def _stand_ins(self, latest: Share, error: StorageGone) -> Iterator[Share]:
+        """For the steps after this one, of which the samples cannot be had: with the right number of others, so that
+        this worker can take part in a step, in which all agree to stop."""
+        for step in range(self.timeline.starts.index(latest.start) + 1, self.timeline.steps):
+            start, size = self.timeline.starts[step], self.timeline.starts[step + 1] - self.timeline.starts[step]
+            yield Share(start, size, self._micro_batches(start, size, _repeated(latest.micro_batches[0])), lost=error)
 
     def _look_ahead(self, position: int, indices: np.ndarray) -> None:
         """Tell a dataset that fetches from afar what is needed first, and what comes after it."""
@@ -134,6 +158,17 @@ class Batches:
         if self._mask_id is not None:
             batch = tasks.hide_tokens(batch, positions, self._job, self._dataset.facts.outputs, self._mask_id)
         return batch
+
+
+def _repeated(micro: MicroBatch) -> Fetch:
+    """Its first sample, as often as samples are asked for."""
+
+    def fetch(_: np.ndarray, indices: np.ndarray) -> Batch:
+        return Batch(
+            *(part[:1].repeat(len(indices), *[1] * (part.dim() - 1)) for part in (micro.inputs, micro.targets))
+        )
+
+    return fetch
 
 
 def as_model_takes(inputs: Tensor, job: Job, plan: Plan, white: int) -> Tensor:

@@ -9,8 +9,10 @@ from torch import Tensor
 from slipstream.job import Job
 from slipstream.train.world import World
 
-INTERRUPTED, DEADLINE, BUDGET = "interrupted", "deadline", "budget"
-_REASONS = (INTERRUPTED, DEADLINE, BUDGET)
+INTERRUPTED, DEADLINE, BUDGET, NO_DATA = "interrupted", "deadline", "budget", "no data"
+_REASONS = (INTERRUPTED, DEADLINE, BUDGET, NO_DATA)
+VOID = 1 + _REASONS.index(NO_DATA)
+"""The place in an answer that is not 0 where a step must not count."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Agreed:
     """Why to stop now, if so."""
     save: bool
     """Whether the time for a checkpoint has come."""
+    void: bool
+    """Whether the step does not count: a worker had no samples for it."""
 
 
 class Control:
@@ -41,14 +45,15 @@ class Control:
         """A checkpoint was just taken."""
         self._saved = time.monotonic()
 
-    def ask(self, losses: Tensor, world: World) -> Tensor:
+    def ask(self, losses: Tensor, world: World, has_data: bool) -> Tensor:
         """Sum the loss over all workers, and with it every wish to stop or save, so that none acts alone.
 
         The result is where the losses are, and its first number is the loss.
         """
-        wishes = [float(self._interrupted), 0.0, 0.0, 0.0]
+        wishes = [self._interrupted, False, False, not has_data, False]
         if world.rank == 0:  # clocks differ; one decides
-            wishes[1:] = [float(self._past_deadline()), float(self._past_budget()), float(self._save_due())]
+            wishes[1:3] = [self._past_deadline(), self._past_budget()]
+            wishes[-1] = self._save_due()
         on_gpu = losses.is_cuda
         asked = torch.tensor(wishes, dtype=torch.float64, pin_memory=on_gpu).to(losses.device, non_blocking=True)
         return world.sum(torch.cat((losses.double().sum().view(1), asked)))
@@ -58,7 +63,7 @@ class Control:
         """What all workers know by it, once it is here."""
         loss, *counts = answer
         reason = next((why for why, count in zip(_REASONS, counts, strict=False) if count), None)
-        return Agreed(loss, reason, bool(counts[-1]))
+        return Agreed(loss, reason, bool(counts[-1]), bool(answer[VOID]))
 
     def _past_deadline(self) -> bool:
         deadline = self._job.limits.deadline

@@ -16,7 +16,7 @@ from slipstream.runs import Pulse, RunFolder
 from slipstream.runs.checkpoints import Progress, read_progress
 from slipstream.train.batches import Batches, Share
 from slipstream.train.checkpoint import Checkpointer, load
-from slipstream.train.control import Control
+from slipstream.train.control import NO_DATA, VOID, Control
 from slipstream.train.found import Found, Launched, Moment
 from slipstream.train.models import build_to_split
 from slipstream.train.parallel.split import SplitModel
@@ -86,18 +86,19 @@ def train(
         losses = worker.forward_backward(share, update.scale.value)
         with pulse.during("exchange"):
             model.exchange.finish()
-            answer = control.ask(losses, world)
+            answer = control.ask(losses, world, has_data=share.lost is None)
         with pulse.during("update"):
             checkpointer.hold()
-            updated = update.apply(share.start, share.size, answer[0])
+            updated = update.apply(share.start, share.size, answer[0], answer[VOID])
         step = Launched(pulse.step, share, began, answer, updated, losses)
         if pulse.step == first:
             checkpointer.prepare(model, update.optimizer)
             gc.freeze()  # what has been made by now stays: no need to look through it again and again
         if late:
             found = settle(late)
-            progress = _advance(progress, late.share, found, update)
-            recorder.step(progress, late.share, found, {})
+            if not found.agreed.void:
+                progress = _advance(progress, late.share, found, update)
+                recorder.step(progress, late.share, found, {})
             stopped, save, late = found.agreed.stop, found.agreed.save, None
             checkpointer.check()
         last = step.number == timeline.steps
@@ -107,15 +108,17 @@ def train(
             late, began = step, Moment(world.device)
             pulse.step += 1
             continue
-        found = settle(step)
-        progress = _advance(progress, share, found, update)
+        found, judged = settle(step), {}
+        counts = not found.agreed.void
+        if counts:
+            progress = _advance(progress, share, found, update)
         stopped, save = stopped or found.agreed.stop, saves or found.agreed.save
-        judged = {}
-        if evaluates:
+        if counts and evaluates:
             with pulse.during("evaluate"):
                 samples = batches.held_out_samples(everything=last)
                 judged = judge(worker, batches.fetch_held_out, samples, pulse.beat)
-        recorder.step(progress, share, found, judged)
+        if counts:
+            recorder.step(progress, share, found, judged)
         with pulse.during("checkpoint"):
             checkpointer.check()
             if save or stopped:
@@ -128,6 +131,8 @@ def train(
         pulse.step += 1
     with pulse.during("checkpoint"):
         checkpointer.close()
+    if stopped == NO_DATA and not counts:
+        raise share.lost or PeerStopped("another worker could not have its samples")
     return Trained(plain, dataset.facts, progress, parameters, stopped if progress.step < timeline.steps else None)
 
 

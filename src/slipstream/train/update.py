@@ -47,14 +47,15 @@ class Update:
         """Whether an update must know what the device has found before it can be done: then nothing runs ahead."""
         return self.scale.active or not isinstance(self.optimizer, Lean)
 
-    def apply(self, seen: int, batch: int, loss: Tensor) -> Updated:
-        """Update the weights from their gradients, and forget the gradients. `loss` is that of all workers."""
+    def apply(self, seen: int, batch: int, loss: Tensor, void: Tensor) -> Updated:
+        """Update the weights from their gradients, and forget the gradients. `loss` is that of all workers; where
+        `void` is not 0, the gradients mean nothing."""
         lr = self.rate(seen, batch)
         self._model.collect_gradients()
         self._unscale()
         self._regularise()
         norm = self._norm()
-        skip = self._skip(loss, norm)
+        skip = self._skip(loss, norm, void)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         if isinstance(self.optimizer, Lean) and not self.waits:
@@ -67,9 +68,9 @@ class Update:
         self._model.updated()
         return Updated(lr, norm, skip)
 
-    def _skip(self, loss: Tensor, norm: Tensor | None) -> Tensor:
+    def _skip(self, loss: Tensor, norm: Tensor | None, void: Tensor) -> Tensor:
         """A loss that is not finite updates nothing, unless the job says so; nor do gradients, if it says that."""
-        fine = torch.ones_like(loss, dtype=torch.bool)
+        fine = void == 0
         if self._train.on_nonfinite != "warn":
             fine = fine & loss.isfinite()
         if norm is not None and (self.scale.active or self._train.on_nonfinite == "skip"):
