@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.data.mixing import BLOCK, MixedOrder, shares_of
 from slipstream.data.order import WINDOW, Order, permute
 from slipstream.data.stream import prefetch
 
@@ -169,3 +170,29 @@ def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
+
+
+mixes = st.lists(st.tuples(orders.filter(lambda order: order.training > 0), st.floats(0.01, 1)), min_size=2, max_size=4)
+
+
+@settings(deadline=None, max_examples=40)
+@given(mixes, st.integers(0, 2**63 - 1), st.integers(0, 30_000), st.integers(1, 6000), st.integers(1, 900))
+def test_a_mix_gives_each_its_share_and_keeps_its_order(parts, seed, start, count, step):
+    mixed = MixedOrder(tuple(order for order, _ in parts), shares_of([weight for _, weight in parts]), seed)
+    whole = mixed.indices(0, start + count)
+    pieces = [mixed.indices(first, min(step, start + count - first)) for first in range(start, start + count, step)]
+    assert np.array_equal(np.concatenate(pieces), whole[start:]), "from any point, in any pieces"
+    first = 0
+    for (order, _), share in zip(parts, mixed.shares, strict=True):
+        mine = whole[(whole >= first) & (whole < first + order.samples)] - first
+        assert np.array_equal(mine, order.indices(0, len(mine))), "its own order, epoch after epoch"
+        blocks = (start + count) // BLOCK
+        assert blocks * share <= len(mine) <= (blocks + 1) * share
+        first += order.samples
+    assert sum(mixed.shares) == BLOCK
+
+
+def test_shares_follow_weights():
+    assert shares_of([0.7, 0.3]) == (2867, 1229) and shares_of([1, 1, 1]) == (1366, 1365, 1365)
+    with pytest.raises(ValueError, match="less than 1 in 4,096"):
+        shares_of([1, 1e-5])

@@ -18,13 +18,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobs import merge
 from program import SLIPSTREAM, slipstream, write_job
+from slipstream.data import open_dataset
 from slipstream.data.manifest import DOCUMENTS, MANIFEST, PAGES, TOKENIZER, read_manifest
 from slipstream.data.pages import DamagedShard
 from slipstream.data.prepared import Prepared
 from slipstream.data.shards import Shards
 from slipstream.data.tokenizer import Ids
 from slipstream.data.writing import PROGRESS, ShardWriter
+from slipstream.job import Job
 
 DOCUMENTS_WRITTEN = 2600
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu")
@@ -263,12 +266,46 @@ def job(dataset: Path) -> dict[str, Any]:
     }
 
 
-def test_a_run_learns_from_it_the_same_on_any_number_of_workers(dataset: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def second(text: Path, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Other text, by the same tokeniser."""
+    folder = tmp_path_factory.mktemp("second")
+    lines = text.read_text().splitlines()[:600]
+    (folder / "some.jsonl").write_text("\n".join(lines) + "\n")
+    words = ("--tokenizer", str(dataset / TOKENIZER), "--shard", "1")
+    done = slipstream("data", "prepare", "some.jsonl", "dataset", *words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "dataset"
+
+
+def test_a_mix_has_the_samples_of_both(dataset: Path, second: Path) -> None:
+    mixed, *alone = (
+        open_dataset(Job.model_validate(merge(job(dataset), {"data.prepared": prepared})))
+        for prepared in ({str(dataset): 3, str(second): 1}, str(dataset), str(second))
+    )
+    assert len(mixed) == sum(map(len, alone))
+    numbers = np.random.default_rng(0).permutation(len(mixed))[:300]
+    batch = mixed.fetch(numbers)
+    for row, number in enumerate(numbers.tolist()):
+        part, place = (0, number) if number < len(alone[0]) else (1, number - len(alone[0]))
+        one = alone[part].fetch(np.array([place]))
+        assert batch.inputs[row].equal(one.inputs[0]) and batch.targets[row].equal(one.targets[0])
+
+
+def test_datasets_of_two_tokenisers_are_not_mixed(text: Path, dataset: Path, tmp_path: Path) -> None:
+    done = slipstream("data", "prepare", text, "other", "--vocabulary", "310", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    mix = merge(job(dataset), {"data.prepared": {str(dataset): 1, "other": 1}})
+    done = slipstream("train", write_job(tmp_path, mix), cwd=tmp_path)
+    assert done.returncode == 2 and "cannot be mixed" in done.stderr and "--tokenizer" in done.stderr
+
+
+def test_a_run_learns_from_a_mix_the_same_on_any_number_of_workers(dataset: Path, second: Path, tmp_path: Path) -> None:
     curves = []
     for workers in ("1", "3"):
         folder = tmp_path / workers
         folder.mkdir()
-        path = write_job(folder, job(dataset))
+        path = write_job(folder, merge(job(dataset), {"data.prepared": {str(dataset): 0.7, str(second): 0.3}}))
         done = slipstream("train", path, "--workers", workers, "--run-dir", "run", cwd=folder)
         assert done.returncode == 0, done.stderr
         lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]

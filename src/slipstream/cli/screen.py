@@ -129,6 +129,8 @@ def plan_table(run: RunFolder, job: Job, plan: Plan) -> Table:
     table = Table(title="plan", title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2))
     data = dump(job)["data"]
     source = next(data[key] for key in ("source", "prepared", "import") if key in data)
+    if isinstance(source, dict):
+        source = " + ".join(f"{weight:g} × {name}" for name, weight in source.items())
     for word, meaning in (
         ("machine", plan.machine),
         ("model", _model_in_words(job)),

@@ -81,7 +81,7 @@ def tokenizer_json(job: Job) -> bytes | None:
 def mask_id(job: Job) -> int:
     """The id that hides a token, for a job on text that has been prepared."""
     if isinstance(job.data, PreparedData):
-        return mask_of(prepared_ids(job.data), f"the tokeniser of data.prepared {job.data.prepared}")
+        return mask_of(prepared_ids(job.data), "the tokeniser of data.prepared")
     return mask_of(text_info(job), f"data.tokenizer: {getattr(job.data, 'tokenizer', None)}")
 
 

@@ -50,7 +50,8 @@ def _mix_int(value: int) -> int:
     return int(_mix(np.array([value & _WORD], dtype=np.uint64))[0])
 
 
-def _key(seed: int, purpose: str) -> int:
+def key_of(seed: int, purpose: str) -> int:
+    """Of a permutation for this purpose."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest(), "little")
 
 
@@ -118,14 +119,14 @@ class Order:
     def _shuffled(self, places: np.ndarray, purpose: str) -> np.ndarray:
         """Where an epoch's permutation sends these places."""
         if self.together == 1:
-            return permute(places, self.training, _key(self.seed, purpose))
+            return permute(places, self.training, key_of(self.seed, purpose))
         size = WINDOW * self.together
         windows, inside = np.divmod(places, size)
         mixed = np.empty_like(places)
         for window in np.unique(windows):
             here, first = windows == window, int(window) * size
             length = min(size, self.training - first)
-            mixed[here] = first + permute(inside[here], length, _key(self.seed, f"{purpose}, window {window}"))
+            mixed[here] = first + permute(inside[here], length, key_of(self.seed, f"{purpose}, window {window}"))
         return self._move_runs(mixed, self.training, f"{purpose}, runs")
 
     def _move_runs(self, places: np.ndarray, size: int, purpose: str) -> np.ndarray:
@@ -133,7 +134,7 @@ class Order:
         runs, inside = np.divmod(places, self.together)
         whole = runs < size // self.together
         if whole.any():
-            runs[whole] = permute(runs[whole], size // self.together, _key(self.seed, purpose))
+            runs[whole] = permute(runs[whole], size // self.together, key_of(self.seed, purpose))
         return runs * self.together + inside
 
     def validation_indices(self) -> np.ndarray:

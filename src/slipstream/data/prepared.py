@@ -9,6 +9,7 @@ from slipstream.data.folder import Folder
 from slipstream.data.held import HeldShards, Source, pages_folder, remote_manifest
 from slipstream.data.holding import Ids, Samples
 from slipstream.data.manifest import TOKENIZER, Manifest, read_manifest
+from slipstream.data.mixing import Mixed, shares_of
 from slipstream.data.page_cache import PageCache
 from slipstream.data.pages import checked
 from slipstream.data.samples import PreparedSamples
@@ -50,75 +51,91 @@ class Prepared:
 
 
 def prepared_tokenizer(data: PreparedData) -> bytes | None:
-    """What the tokens mean: its tokenizer.json, if it has one."""
-    manifest = _manifest(data)
+    """What the tokens mean: its tokenizer.json, if it has one; of several datasets it is the same."""
+    where = next(iter(data.weights))
+    manifest = _manifest(where)
     if TOKENIZER not in manifest.sha256:
         return None
-    stored = bytes(_source(data, manifest).read(TOKENIZER))
-    return checked(stored, TOKENIZER, manifest, data.prepared, guard_of(manifest, data.prepared))
+    stored = bytes(_source(where, data, manifest).read(TOKENIZER))
+    return checked(stored, TOKENIZER, manifest, where, guard_of(manifest, where))
 
 
 def prepared_ids(data: PreparedData) -> Ids:
     """Special ids of the tokeniser."""
-    return _manifest(data).ids
+    return _manifest(next(iter(data.weights))).ids
 
 
 def check_prepared(data: PreparedData) -> None:
-    manifest = _manifest(data)
+    manifests = {where: _manifest(where) for where in data.weights}
     try:
-        guard_of(manifest, data.prepared)
+        for where, manifest in manifests.items():
+            guard_of(manifest, where)
     except ValueError as error:
         raise ValueError(f"data.prepared: {error}") from None
+    shares_of(list(data.weights.values()))
+    (first, known), *others = manifests.items()
+    for where, manifest in others:
+        tokenisers = {found.sha256.get(TOKENIZER) for found in (known, manifest) if not found.seal}
+        if manifest.holds != known.holds or len(tokenisers) > 1:  # an encrypted one cannot be compared: its ids must do
+            raise ValueError(
+                f"data.prepared: {first} and {where} cannot be mixed: their tokenisers or samples are not the same; "
+                f"prepare one with --tokenizer and the tokenizer.json of the other"
+            )
 
 
 def open_prepared(data: PreparedData, job: Job) -> Dataset:
-    manifest = _manifest(data)
+    parts = [_open(where, data, job) for where in data.weights]
+    return parts[0] if len(parts) == 1 else Mixed(parts, list(data.weights.values()))
+
+
+def _open(where: str, data: PreparedData, job: Job) -> Dataset:
+    manifest = _manifest(where)
     if isinstance(manifest.holds, Samples):
         if data.sequence is not None:
             raise ValueError(
-                f"data.prepared: {data.prepared} holds whole samples, not tokens; remove data.sequence, and set "
+                f"data.prepared: {where} holds whole samples, not tokens; remove data.sequence, and set "
                 "train.task to classification or regression"
             )
-        return PreparedSamples(_shards(data, manifest), manifest.holds, job.task.kind, data.prepared)
+        return PreparedSamples(_shards(where, data, manifest), manifest.holds, job.task.kind, where)
     if data.sequence is None:
-        raise ValueError(f"data.prepared: {data.prepared} holds tokens; say with data.sequence how many make a sample")
-    return Prepared(_shards(data, manifest), data.sequence, _shift(data, data.sequence, manifest, job))
+        raise ValueError(f"data.prepared: {where} holds tokens; say with data.sequence how many make a sample")
+    return Prepared(_shards(where, data, manifest), data.sequence, _shift(where, data.sequence, manifest, job))
 
 
-def _shift(data: PreparedData, sequence: int, manifest: Manifest, job: Job) -> int:
+def _shift(where: str, sequence: int, manifest: Manifest, job: Job) -> int:
     """How far targets are from their inputs; refuses what the tokens are not enough for."""
     shift = 0 if job.task.kind == "masked-token" else 1
     if manifest.items < sequence + shift:
         raise ValueError(
-            f"data.prepared: {data.prepared} has {manifest.items:,} tokens, fewer than one sequence of "
+            f"data.prepared: {where} has {manifest.items:,} tokens, fewer than one sequence of "
             f"{sequence:,}; prepare more text, or set a smaller data.sequence"
         )
     if job.task.kind == "masked-token":
-        mask_of(manifest.ids, f"the tokeniser of data.prepared {data.prepared}")
+        mask_of(manifest.ids, f"the tokeniser of data.prepared {where}")
     if job.train.sample and TOKENIZER not in manifest.sha256:
-        raise ValueError(f"train.sample needs a tokeniser, and data.prepared {data.prepared} was prepared without one")
+        raise ValueError(f"train.sample needs a tokeniser, and data.prepared {where} was prepared without one")
     return shift
 
 
-def _manifest(data: PreparedData) -> Manifest:
-    if not is_remote(data.prepared):
-        return read_manifest(Path(data.prepared), "data.prepared")
+def _manifest(where: str) -> Manifest:
+    if not is_remote(where):
+        return read_manifest(Path(where), "data.prepared")
     try:
-        return remote_manifest(Storage(data.prepared, _IMPATIENT), "data.prepared")
+        return remote_manifest(Storage(where, _IMPATIENT), "data.prepared")
     except StorageGone as error:
         raise ValueError(f"data.prepared: {error}") from None
 
 
-def _source(data: PreparedData, manifest: Manifest) -> Source:
-    if not is_remote(data.prepared):
-        return Folder(Path(data.prepared), manifest)
-    return Storage(data.prepared, PATIENCE if data.patience is None else data.patience)
+def _source(where: str, data: PreparedData, manifest: Manifest) -> Source:
+    if not is_remote(where):
+        return Folder(Path(where), manifest)
+    return Storage(where, PATIENCE if data.patience is None else data.patience)
 
 
-def _shards(data: PreparedData, manifest: Manifest) -> Shards | HeldShards:
-    remote = is_remote(data.prepared)
+def _shards(where: str, data: PreparedData, manifest: Manifest) -> Shards | HeldShards:
+    remote = is_remote(where)
     if not remote and manifest.seal is None:
-        return Shards(Path(data.prepared), manifest)
+        return Shards(Path(where), manifest)
     limit = (_CACHE if data.cache is None else data.cache) if remote else 0
     cache = PageCache(pages_folder(manifest), limit)
-    return HeldShards(_source(data, manifest), manifest, cache, guard_of(manifest, data.prepared))
+    return HeldShards(_source(where, data, manifest), manifest, cache, guard_of(manifest, where))

@@ -76,11 +76,16 @@ class TokenData(DataSection):
     """Number of token ids."""
 
 
+Address = Annotated[str, AfterValidator(lambda text: text if _REMOTE.match(text) else absolute(text))]
+Weight = Annotated[Number, Field(gt=0)]
+
+
 class PreparedData(DataSection):
     """What `slipstream data prepare` has made, with a checksum for every page of it: tokens, or whole samples."""
 
-    prepared: Annotated[str, AfterValidator(lambda text: text if _REMOTE.match(text) else absolute(text))]
-    """The folder that it made; or its address in object storage: s3://bucket/folder, gs://…, az://…, https://…."""
+    prepared: Address | Annotated[dict[Address, Weight], Field(min_length=2)]
+    """The folder that it made; or its address in object storage: s3://bucket/folder, gs://…, az://…, https://…. Several
+    are mixed by weights: {web: 0.7, code: 0.3}."""
     sequence: Count | None = None
     """Tokens in a sample; not where whole samples were prepared."""
     cache: BytesOrZero | None = None
@@ -89,9 +94,14 @@ class PreparedData(DataSection):
     """How long a storage that does not answer is asked again, before the run saves a checkpoint and ends with exit
     code 7. Default: 60s."""
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """Every dataset and how much of it there is to be."""
+        return {self.prepared: 1.0} if isinstance(self.prepared, str) else self.prepared
+
     @model_validator(mode="after")
     def _check(self) -> "PreparedData":
-        if not _REMOTE.match(self.prepared):
+        if not any(map(_REMOTE.match, self.weights)):
             given = [name for name in ("cache", "patience") if getattr(self, name) is not None]
             refuse([f"{name} has an effect only where the dataset is remote; remove it" for name in given])
         return self

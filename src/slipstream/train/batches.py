@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipstream.data import Dataset, mask_id
 from slipstream.data.base import Batch
-from slipstream.data.order import Order
+from slipstream.data.mixing import Mixed, order_of
 from slipstream.data.prepared import Prepared
 from slipstream.data.samples import PreparedSamples
 from slipstream.data.storage import StorageGone
@@ -62,7 +62,7 @@ class Batches:
 
     def __init__(self, job: Job, plan: Plan, dataset: Dataset, rank: int) -> None:
         self._job, self._plan, self._dataset, self._rank = job, plan, dataset, rank
-        self._order = Order(len(dataset), job.data.validation, job.seed, getattr(dataset, "together", 1))
+        self._order = order_of(dataset, job.data.validation, job.seed)
         self._own_data = isinstance(job.data, ImportData)
         self.timeline = Timeline.of(job, self._order.training)
         self._window = range(0)
@@ -144,7 +144,7 @@ class Batches:
 
     def _look_ahead(self, position: int, indices: np.ndarray) -> None:
         """Tell a dataset that fetches from afar what is needed first, and what comes after it."""
-        if not isinstance(self._dataset, Prepared | PreparedSamples):
+        if not isinstance(self._dataset, Prepared | PreparedSamples | Mixed):
             return
         window = self._order.window(position)
         if window != self._window:
