@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from memory import Peak
 from slipstream.plan import this_machine
 
 RESULTS = Path(__file__).parent / "results"
@@ -46,18 +47,29 @@ def alternate(sides: Sequence[T], rounds: int) -> Iterator[T]:
         yield from sides if number % 2 == 0 else reversed(sides)
 
 
-def run_all(commands: list[list[str]], environments: list[dict[str, str]], log: Path, timeout: float = 600) -> None:
-    """Run processes side by side to their end; what they say goes to a file and is shown if one of them fails."""
+def run_all(
+    commands: list[list[str]],
+    environments: list[dict[str, str]],
+    log: Path,
+    timeout: float = 600,
+    peak: Peak | None = None,
+) -> None:
+    """Run processes side by side to their end; what they say goes to a file and is shown if one of them fails. Of the
+    first, memory is watched where that is asked for."""
     with log.open("wb") as file:
         processes = [
             subprocess.Popen(command, env={**os.environ, **environment}, stdout=file, stderr=subprocess.STDOUT)
             for command, environment in zip(commands, environments, strict=True)
         ]
+        if peak:
+            peak.watch(processes[0].pid)
         try:
             codes = [process.wait(timeout) for process in processes]
         finally:
             for process in processes:
                 process.kill()
+            if peak:
+                peak.end()
     if any(codes):
         raise SystemExit(f"{' '.join(commands[0])} failed with {codes}:\n{log.read_text()[-4000:]}")
 

@@ -44,6 +44,32 @@ def test_starting_up_is_timed(tmp_path: Path) -> None:
     assert 0 < seconds["slipstream --help"] < seconds["first step"]
 
 
+def test_readers_of_data_are_compared(tmp_path: Path) -> None:
+    words = ("--sides", "slipstream,bare", "--parts", "local,order")
+    results = run("data.py", *words, out=tmp_path / "data.json")["results"]
+    compared = {result["side"]: result for result in results["local"]}
+    assert set(compared) == {"slipstream", "bare"}
+    for result in compared.values():
+        assert result["tokens_per_s"] > 0 and result["first_s"] > 0 and result["resume_s"] > 0
+    ours = next(result for result in results["order"] if result["side"] == "slipstream")
+    assert ours["resumed"] == ours["two_ranks"] == ours["resumed_on_two_ranks"] == "same"
+
+
+def test_preparing_is_timed(tmp_path: Path) -> None:
+    words = ("--sides", "bare", "--parts", "prepare,prepare-memory")
+    results = run("data.py", *words, out=tmp_path / "data.json")["results"]
+    assert results["prepare"][0]["ratio"] > 0 and results["prepare-memory"][0]["peak_bytes"] > 10_000_000
+
+
+def test_an_order_that_has_changed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from order_kept import verdict
+
+    assert verdict([[1, 2], [3, 4]], [[2, 1], [4, 3]]) == "same"
+    assert verdict([[1, 2], [3, 4]], [[3, 4], [1, 2]]) == "changed (all there)"
+    assert verdict([[1, 2], [3, 4]], [[1, 2], [2, 3]]) == "changed (lost 1, repeated 1)"
+
+
 def test_searching_is_timed(tmp_path: Path) -> None:
     record = run("planner.py", out=tmp_path / "planner.json")
     (result,) = record["results"]

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from slipstream.data.guards import CHECKSUMS, SPARE, Guard
-from slipstream.data.manifest import DOCUMENTS, MANIFEST, PAGES, Manifest, parse_manifest
+from slipstream.data.manifest import DOCUMENTS, FIRSTS, MANIFEST, PAGES, Manifest, parse_manifest
 from slipstream.data.order import WINDOW
 from slipstream.data.page_cache import PageCache
 from slipstream.data.page_memory import PageMemory
@@ -37,6 +37,7 @@ class HeldShards:
     def __init__(self, source: Source, manifest: Manifest, cache: PageCache, guard: Guard = CHECKSUMS) -> None:
         self._source, self.manifest, self._cache, self._guard = source, manifest, cache, guard
         self._pages = Pages(manifest, source.address, bytes(source.read(PAGES)), guard)
+        self._firsts = self._read_firsts()
         self._width = -(-(manifest.page + SPARE) // self._pages.size)
         """Tokens for which a place has room."""
         self._memory = PageMemory(min(_HELD, 2 * len(self._pages)), self._width * self._pages.size, self._fill)
@@ -44,27 +45,49 @@ class HeldShards:
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """The tokens at each start and after it."""
-        first, last = self._pages.of(starts), self._pages.of(starts + length - 1)
+        first, last, beyond = self._needed(starts, length)
         needed = _between(first, last)
         if len(needed) > _HELD // 2:  # other threads need memory too
             return self._in_halves(starts, length)
-        inside = starts % self.manifest.each * self._pages.size % self.manifest.page // self._pages.size
+        inside = self._inside(starts)
         with self._memory.holding(needed) as places:
             begins = np.array([places[page] for page in first.tolist()], np.int64) * self._width + inside
             split = first != last
             made = self._take(np.where(split, 0, begins), length)
             for row in np.flatnonzero(split).tolist():
-                made[row] = self._across(int(first[row]), int(inside[row]), length, places)
+                here = length - int(beyond[row])
+                made[row, :here] = self._across(int(first[row]), int(inside[row]), here, places)
+        if beyond.any():
+            made[beyond, -1] = self._firsts[last[beyond] + 1]
         return made
 
     def expect(self, starts: np.ndarray, length: int) -> None:
         """These will be asked for: fetch them meanwhile."""
-        self._memory.expect(_between(self._pages.of(starts), self._pages.of(starts + length - 1)))
+        first, last, _ = self._needed(starts, length)
+        self._memory.expect(_between(first, last))
 
     def documents(self) -> np.ndarray:
         """Where each document begins, and last where the last one ends."""
-        data = bytes(self._source.read(DOCUMENTS))
-        return np.frombuffer(checked(data, DOCUMENTS, self.manifest, self._source.address, self._guard), "<i8")
+        return np.frombuffer(self._read(DOCUMENTS), "<i8")
+
+    def _read_firsts(self) -> np.ndarray:
+        tokens = FIRSTS in self.manifest.sha256
+        return np.frombuffer(self._read(FIRSTS) if tokens else b"", self.manifest.dtype)
+
+    def _read(self, name: str) -> bytes:
+        data = bytes(self._source.read(name))
+        return checked(data, name, self.manifest, self._source.address, self._guard)
+
+    def _needed(self, starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The first and the last page of each row, and whether its last token is the first of one more page."""
+        first, last = self._pages.of(starts), self._pages.of(starts + length - 1)
+        beyond = (first < last) & (self._inside(starts + length - 1) == 0) if len(self._firsts) else first < first
+        return first, last - beyond, beyond
+
+    def _inside(self, places: np.ndarray) -> np.ndarray:
+        """Where in its page each of these items is."""
+        found: np.ndarray = places % self.manifest.each * self._pages.size % self.manifest.page // self._pages.size
+        return found
 
     def _in_halves(self, starts: np.ndarray, length: int) -> np.ndarray:
         if len(starts) > 1:

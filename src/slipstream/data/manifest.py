@@ -7,10 +7,12 @@ pages.bin         the CRC-32 of every page of every shard, as 32-bit numbers: a 
                   shard, then the next, …; the last of a shard may be shorter
 documents.bin     of tokens: where each document begins in the row of all of them, and last where the last one ends, as
                   64-bit numbers
+firsts.bin        of tokens: the first of every page. The last target of a sequence is often the first token of the next
+                  page, and that page is not needed for it alone
 tokenizer.json    what the tokens mean, if that is known
 
-If it is encrypted (`seal`), tokeniser, shards and documents are; pages.bin has a nonce and a tag for every page instead
-of a CRC-32, and tokeniser and documents consist of pieces: length, nonce, tag, bytes (sealing.py).
+If it is encrypted (`seal`), all is but this; pages.bin has a nonce and a tag for every page instead of a CRC-32, and
+documents, firsts and tokeniser consist of pieces: length, nonce, tag, bytes (sealing.py).
 """
 
 import hashlib
@@ -26,6 +28,7 @@ from slipstream.data.holding import Holds, Ids, as_json, holds_from
 
 FORMAT = 2
 MANIFEST, PAGES, DOCUMENTS, TOKENIZER = "manifest.json", "pages.bin", "documents.bin", "tokenizer.json"
+FIRSTS = "firsts.bin"
 PAGE = 2**20
 """Bytes: about what is fetched and checked at once."""
 

@@ -14,6 +14,7 @@ from slipstream.data.guards import CHECKSUMS, Guard
 from slipstream.data.holding import Holds, Ids
 from slipstream.data.manifest import (
     DOCUMENTS,
+    FIRSTS,
     MANIFEST,
     PAGE,
     PAGES,
@@ -74,7 +75,9 @@ class ShardWriter:
         self._count = 0
         """Items that are held."""
         self._pages = self._open(PAGES)
-        self._ends = self._open(DOCUMENTS) if isinstance(holds, Ids) else None
+        of_tokens = isinstance(holds, Ids)
+        self._ends: Any = self._open(DOCUMENTS) if of_tokens else None
+        self._firsts: Any = self._open(FIRSTS) if of_tokens else None
         self._ended = [] if self._shards else [np.zeros(1, np.int64)]
         """Where documents have ended since the last shard."""
 
@@ -128,7 +131,7 @@ class ShardWriter:
         """Files beside the shards."""
         if not isinstance(self._holds, Ids):
             return [PAGES]
-        return [PAGES, DOCUMENTS, *([TOKENIZER] if (self._folder / TOKENIZER).exists() else [])]
+        return [PAGES, DOCUMENTS, FIRSTS, *([TOKENIZER] if (self._folder / TOKENIZER).exists() else [])]
 
     def _hold(self, items: np.ndarray) -> None:
         self._held.append(items)
@@ -149,6 +152,9 @@ class ShardWriter:
                 self._pages.write(record)
             _to_disk(file)
         self._write_ended()
+        if self._firsts:
+            firsts = data[:: self._page // self._dtype.itemsize].tobytes()
+            self._firsts.write(self._guard.close_piece(FIRSTS, self._firsts.tell(), firsts))
         self._shards.append(Shard(path.name, len(data), checksum(path)))
         self._written += len(data)
         self._held, self._count = [], 0
@@ -181,7 +187,7 @@ class ShardWriter:
         return Progress(**{**values, "shards": tuple(Shard(**shard) for shard in values["shards"])})
 
     def _open_files(self) -> list[Any]:
-        return [self._pages, self._ends] if self._ends else [self._pages]
+        return [file for file in (self._pages, self._ends, self._firsts) if file]
 
     def _open(self, name: str) -> Any:
         """To go on writing after what was on record."""

@@ -1,8 +1,9 @@
 """From the order of samples to what one worker takes through its model in each step."""
 
+import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,10 @@ from slipstream.train.timeline import Timeline
 
 Fetch = Callable[[np.ndarray, np.ndarray], Batch]
 """Given the positions of samples in the run, and their numbers in the data."""
+_AT_ONCE = 2**21
+"""Bytes that are handed over at once, about."""
+_WORD = 8
+"""Bytes of a token, and more than of other inputs."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +77,9 @@ class Batches:
         """Shares of the steps after `seen` samples, fetched ahead in the background."""
         first = self.timeline.starts.index(seen)
         # The user's own dataset may draw random numbers, which only the main thread can do reproducibly.
-        ahead: Iterator[Share] = (
-            (self._share(step) for step in range(first, self.timeline.steps))
-            if self._own_data
-            else prefetch(self._share, first, self.timeline.steps)
-        )
+        ahead = self._fetch_one_by_one(first) if self._own_data else self._fetch_ahead(first)
         latest: Share | None = None
-        with closing(ahead):  # type: ignore[type-var]
+        with closing(ahead):
             while True:
                 began = time.perf_counter()
                 try:
@@ -108,39 +109,56 @@ class Batches:
         """Held-out samples, as the model takes them. What is hidden of one is the same each time."""
         return self._prepare(self._dataset.fetch(indices), indices)
 
-    def _share(self, step: int) -> Share:
-        start, size = self.timeline.starts[step], self.timeline.starts[step + 1] - self.timeline.starts[step]
-        return Share(start, size, self._micro_batches(start, size, self._fetch))
+    def _fetch_one_by_one(self, first: int) -> Generator[Share, None, None]:
+        for step in range(first, self.timeline.steps):
+            seed_everything(self._job.seed, self._mine(step).start)
+            yield from self._shares(range(step, step + 1), self._fetch)
 
-    def _micro_batches(self, start: int, size: int, fetch: Fetch) -> list[MicroBatch]:
-        mine = self._plan.layout.share(self._rank, start, size)
-        positions = np.arange(mine.start, mine.stop)
-        indices = self._order.indices(mine.start, len(mine))
-        batch = fetch(positions, indices)
-        each = self._plan.layout.micro_batch
-        return [
-            MicroBatch(
-                batch.inputs[first : first + each],
-                batch.targets[first : first + each],
-                torch.from_numpy(positions[first : first + each]),
-                indices[first : first + each],
-            )
-            for first in range(0, len(mine), each)
-        ]
+    def _fetch_ahead(self, first: int) -> Generator[Share, None, None]:
+        """In the background, and small steps several at a time: to hand each over alone takes longer than to make it.
+        The first comes alone, for it is waited for."""
+        steps, facts = self.timeline.steps, self._dataset.facts
+        size = math.prod(facts.inputs) * _WORD * max(1, len(self._mine(first)))
+        each = max(1, _AT_ONCE // size)
+
+        def fetch(number: int) -> list[Share]:
+            begin = first + (number and 1 + (number - 1) * each)
+            return self._shares(range(begin, min(first + 1 + number * each, steps)), self._fetch)
+
+        with closing(prefetch(fetch, 0, 1 + -(-(steps - first - 1) // each))) as ahead:
+            for shares in ahead:
+                yield from shares
+
+    def _mine(self, step: int) -> range:
+        """Positions of this worker's samples in a step."""
+        starts = self.timeline.starts
+        return self._plan.layout.share(self._rank, starts[step], starts[step + 1] - starts[step])
+
+    def _shares(self, steps: range, fetch: Fetch) -> list[Share]:
+        starts, each = self.timeline.starts, self._plan.layout.micro_batch
+        mine = [self._mine(step) for step in steps]
+        positions = np.concatenate([np.arange(some.start, some.stop) for some in mine])
+        indices = np.concatenate([self._order.indices(some.start, len(some)) for some in mine])
+        batch, places, done = fetch(positions, indices), torch.from_numpy(positions), 0
+        made = []
+        for step, some in zip(steps, mine, strict=True):
+            cuts = [slice(done + at, done + min(at + each, len(some))) for at in range(0, len(some), each)]
+            parts = [MicroBatch(batch.inputs[cut], batch.targets[cut], places[cut], indices[cut]) for cut in cuts]
+            made.append(Share(starts[step], starts[step + 1] - starts[step], parts))
+            done += len(some)
+        return made
 
     def _fetch(self, positions: np.ndarray, indices: np.ndarray) -> Batch:
-        first = int(positions[0]) if len(positions) else 0
-        if self._own_data:
-            seed_everything(self._job.seed, first)
-        self._look_ahead(first, indices)
+        if len(positions):
+            self._look_ahead(int(positions[0]), indices)
         return self._prepare(self._dataset.fetch(indices), positions)
 
     def _stand_ins(self, latest: Share, error: StorageGone) -> Iterator[Share]:
         """For the steps after this one, of which the samples cannot be had: with the right number of others, so that
         this worker can take part in a step, in which all agree to stop."""
         for step in range(self.timeline.starts.index(latest.start) + 1, self.timeline.steps):
-            start, size = self.timeline.starts[step], self.timeline.starts[step + 1] - self.timeline.starts[step]
-            yield Share(start, size, self._micro_batches(start, size, _repeated(latest.micro_batches[0])), lost=error)
+            (share,) = self._shares(range(step, step + 1), _repeated(latest.micro_batches[0]))
+            yield replace(share, lost=error)
 
     def _look_ahead(self, position: int, indices: np.ndarray) -> None:
         """Tell a dataset that fetches from afar what is needed first, and what comes after it."""
