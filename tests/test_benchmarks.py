@@ -45,20 +45,18 @@ def test_starting_up_is_timed(tmp_path: Path) -> None:
 
 
 def test_readers_of_data_are_compared(tmp_path: Path) -> None:
-    words = ("--sides", "slipstream,bare", "--parts", "local,order")
+    words = ("--sides", "slipstream,bare", "--parts", "local")
     results = run("data.py", *words, out=tmp_path / "data.json")["results"]
     compared = {result["side"]: result for result in results["local"]}
     assert set(compared) == {"slipstream", "bare"}
     for result in compared.values():
         assert result["tokens_per_s"] > 0 and result["first_s"] > 0 and result["resume_s"] > 0
-    ours = next(result for result in results["order"] if result["side"] == "slipstream")
-    assert ours["resumed"] == ours["two_ranks"] == ours["resumed_on_two_ranks"] == "same"
 
 
 def test_preparing_is_timed(tmp_path: Path) -> None:
-    words = ("--sides", "bare", "--parts", "prepare,prepare-memory")
+    words = ("--sides", "bare", "--parts", "prepare")
     results = run("data.py", *words, out=tmp_path / "data.json")["results"]
-    assert results["prepare"][0]["ratio"] > 0 and results["prepare-memory"][0]["peak_bytes"] > 10_000_000
+    assert results["prepare"][0]["ratio"] > 0
 
 
 def test_an_order_that_has_changed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

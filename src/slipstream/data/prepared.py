@@ -1,5 +1,6 @@
 """A dataset that `slipstream data prepare` has made: sequences of its tokens, or its samples."""
 
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -52,11 +53,16 @@ class Prepared:
 
 def prepared_tokenizer(data: PreparedData) -> bytes | None:
     """What the tokens mean: its tokenizer.json, if it has one; of several datasets it is the same."""
-    where = next(iter(data.weights))
+    return _tokenizer(next(iter(data.weights)))
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(where: str) -> bytes | None:
+    """Read once, when the dataset is opened: at the end of a long run its storage may be gone."""
     manifest = _manifest(where)
     if TOKENIZER not in manifest.sha256:
         return None
-    stored = bytes(_source(where, data, manifest).read(TOKENIZER))
+    stored = bytes(_source(where, manifest).read(TOKENIZER))
     return checked(stored, TOKENIZER, manifest, where, guard_of(manifest, where))
 
 
@@ -84,6 +90,7 @@ def check_prepared(data: PreparedData) -> None:
 
 
 def open_prepared(data: PreparedData, job: Job) -> Dataset:
+    _tokenizer(next(iter(data.weights)))
     parts = [_open(where, data, job) for where in data.weights]
     return parts[0] if len(parts) == 1 else Mixed(parts, list(data.weights.values()))
 
@@ -126,10 +133,10 @@ def _manifest(where: str) -> Manifest:
         raise ValueError(f"data.prepared: {error}") from None
 
 
-def _source(where: str, data: PreparedData, manifest: Manifest) -> Source:
+def _source(where: str, manifest: Manifest, patience: float | None = None) -> Source:
     if not is_remote(where):
         return Folder(Path(where), manifest)
-    return Storage(where, PATIENCE if data.patience is None else data.patience)
+    return Storage(where, PATIENCE if patience is None else patience)
 
 
 def _shards(where: str, data: PreparedData, manifest: Manifest) -> Shards | HeldShards:
@@ -138,4 +145,4 @@ def _shards(where: str, data: PreparedData, manifest: Manifest) -> Shards | Held
         return Shards(Path(where), manifest)
     limit = (_CACHE if data.cache is None else data.cache) if remote else 0
     cache = PageCache(pages_folder(manifest), limit)
-    return HeldShards(_source(where, data, manifest), manifest, cache, guard_of(manifest, where))
+    return HeldShards(_source(where, manifest, data.patience), manifest, cache, guard_of(manifest, where))

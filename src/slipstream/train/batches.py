@@ -58,8 +58,6 @@ class Share:
     micro_batches: list[MicroBatch]
     waited: float = 0.0
     """Seconds that the loop had to wait for it."""
-    lost: StorageGone | None = None
-    """Why its samples could not be had: these are others in their place, only to reach the end of the step with."""
 
 
 class Batches:
@@ -72,13 +70,16 @@ class Batches:
         self.timeline = Timeline.of(job, self._order.training)
         self._window = range(0)
         self._mask_id = mask_id(job) if isinstance(job.task, MaskedToken) else None
+        self._known: MicroBatch | None = None
+        self.lost: StorageGone | None = None
+        """Why samples could not be had. From then on there are others in their place, so that this worker can take part
+        in what is under way, in which all agree to stop."""
 
     def from_sample(self, seen: int, pulse: Pulse) -> Iterator[Share]:
         """Shares of the steps after `seen` samples, fetched ahead in the background."""
         first = self.timeline.starts.index(seen)
         # The user's own dataset may draw random numbers, which only the main thread can do reproducibly.
         ahead = self._fetch_one_by_one(first) if self._own_data else self._fetch_ahead(first)
-        latest: Share | None = None
         with closing(ahead):
             while True:
                 began = time.perf_counter()
@@ -86,13 +87,15 @@ class Batches:
                     with pulse.during("data"):
                         share = next(ahead, None)
                 except StorageGone as error:
-                    if latest is None or not latest.micro_batches:
-                        raise
-                    yield from self._stand_ins(latest, error)
+                    others = self._others(error)
+                    first = self.timeline.starts.index(seen)
+                    for step in range(first, self.timeline.steps):
+                        yield from self._shares(range(step, step + 1), others)
                     return
                 if share is None:
                     return
-                latest = share
+                seen = share.start + share.size
+                self._known = next(iter(share.micro_batches), self._known)
                 yield replace(share, waited=time.perf_counter() - began)
 
     @property
@@ -107,7 +110,12 @@ class Batches:
 
     def fetch_held_out(self, indices: np.ndarray) -> Batch:
         """Held-out samples, as the model takes them. What is hidden of one is the same each time."""
-        return self._prepare(self._dataset.fetch(indices), indices)
+        try:
+            if self.lost is not None:  # it was waited for long enough
+                raise self.lost
+            return self._prepare(self._dataset.fetch(indices), indices)
+        except StorageGone as error:
+            return self._others(error)(indices, indices)
 
     def _fetch_one_by_one(self, first: int) -> Generator[Share, None, None]:
         for step in range(first, self.timeline.steps):
@@ -153,12 +161,18 @@ class Batches:
             self._look_ahead(int(positions[0]), indices)
         return self._prepare(self._dataset.fetch(indices), positions)
 
-    def _stand_ins(self, latest: Share, error: StorageGone) -> Iterator[Share]:
-        """For the steps after this one, of which the samples cannot be had: with the right number of others, so that
-        this worker can take part in a step, in which all agree to stop."""
-        for step in range(self.timeline.starts.index(latest.start) + 1, self.timeline.steps):
-            (share,) = self._shares(range(step, step + 1), _repeated(latest.micro_batches[0]))
-            yield replace(share, lost=error)
+    def _others(self, error: StorageGone) -> Fetch:
+        """Instead of samples that cannot be had: one that is known, as often as samples are asked for."""
+        known = self._known
+        if known is None:  # nothing has been learned that could be lost
+            raise error
+        self.lost = error
+
+        def fetch(_: np.ndarray, indices: np.ndarray) -> Batch:
+            parts = (known.inputs, known.targets)
+            return Batch(*(part[:1].repeat(len(indices), *[1] * (part.dim() - 1)) for part in parts))
+
+        return fetch
 
     def _look_ahead(self, position: int, indices: np.ndarray) -> None:
         """Tell a dataset that fetches from afar what is needed first, and what comes after it."""
@@ -176,17 +190,6 @@ class Batches:
         if self._mask_id is not None:
             batch = tasks.hide_tokens(batch, positions, self._job, self._dataset.facts.outputs, self._mask_id)
         return batch
-
-
-def _repeated(micro: MicroBatch) -> Fetch:
-    """Its first sample, as often as samples are asked for."""
-
-    def fetch(_: np.ndarray, indices: np.ndarray) -> Batch:
-        return Batch(
-            *(part[:1].repeat(len(indices), *[1] * (part.dim() - 1)) for part in (micro.inputs, micro.targets))
-        )
-
-    return fetch
 
 
 def as_model_takes(inputs: Tensor, job: Job, plan: Plan, white: int) -> Tensor:

@@ -86,7 +86,7 @@ def train(
         losses = worker.forward_backward(share, update.scale.value)
         with pulse.during("exchange"):
             model.exchange.finish()
-            answer = control.ask(losses, world, has_data=share.lost is None)
+            answer = control.ask(losses, world, has_data=batches.lost is None)
         with pulse.during("update"):
             checkpointer.hold()
             updated = update.apply(share.start, share.size, answer[0], answer[VOID])
@@ -108,7 +108,7 @@ def train(
             late, began = step, Moment(world.device)
             pulse.step += 1
             continue
-        found, judged = settle(step), {}
+        found, judged = settle(step), None
         counts = not found.agreed.void
         if counts:
             progress = _advance(progress, share, found, update)
@@ -116,9 +116,10 @@ def train(
         if counts and evaluates:
             with pulse.during("evaluate"):
                 samples = batches.held_out_samples(everything=last)
-                judged = judge(worker, batches.fetch_held_out, samples, pulse.beat)
+                judged = judge(worker, batches, samples, pulse.beat)
+                stopped = stopped if judged is not None else NO_DATA
         if counts:
-            recorder.step(progress, share, found, judged)
+            recorder.step(progress, share, found, judged or {})
         with pulse.during("checkpoint"):
             checkpointer.check()
             if save or stopped:
@@ -131,8 +132,8 @@ def train(
         pulse.step += 1
     with pulse.during("checkpoint"):
         checkpointer.close()
-    if stopped == NO_DATA and not counts:
-        raise share.lost or PeerStopped("another worker could not have its samples")
+    if stopped == NO_DATA:
+        raise batches.lost or PeerStopped("another worker could not have its samples")
     return Trained(plain, dataset.facts, progress, parameters, stopped if progress.step < timeline.steps else None)
 
 
