@@ -102,7 +102,7 @@ def _thinned(pieces: Iterable[Piece]) -> list[str]:
         if number % step == 0:
             kept.append(piece.text)
             size += len(piece.text)
-        if size > _TRAINING_TEXT and len(kept) > 1:
+        while size > _TRAINING_TEXT and len(kept) > 1:
             kept, step = kept[::2], 2 * step
             size = sum(map(len, kept))
     return kept

@@ -126,6 +126,8 @@ class Batches:
         """In the background, and small steps several at a time: to hand each over alone takes longer than to make it.
         The first comes alone, for it is waited for."""
         steps, facts = self.timeline.steps, self._dataset.facts
+        if first == steps:  # a run that was done goes on
+            return
         size = math.prod(facts.inputs) * _WORD * max(1, len(self._mine(first)))
         each = max(1, _AT_ONCE // size)
 
