@@ -20,6 +20,7 @@ from postgres import PASSWORD, USER, Server, postgres
 from program import slipstream, start, write_job
 from slipstream.data import queries, tokenizer
 from slipstream.data.documents import Piece
+from slipstream.data.making import Making
 from slipstream.data.manifest import MANIFEST
 from slipstream.data.preparing import prepare_text, text_sources
 from slipstream.data.queries import make_query, read_rows
@@ -143,7 +144,7 @@ def test_a_killed_preparation_goes_on_and_refuses_other_rows(server: Server, tmp
 def refused(folder: Path, source: str, query: str | None, field: str | None = None) -> str:
     with pytest.raises(ValueError) as caught:
         sources = text_sources([source], None, 300, field, query)
-        prepare_text(sources, folder / "refused", 1, 2**20, False, lambda *_: None, lambda _: None)
+        prepare_text(sources, Making(folder / "refused", 1, 2**20, False, lambda *_: None, lambda _: None))
     assert PASSWORD not in str(caught.value) and "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -218,7 +219,7 @@ def test_a_job_reads_no_database_and_shows_no_password(place: str, tmp_path: Pat
 def test_rows_in_no_order_are_warned_of(server: Server, tmp_path: Path) -> None:
     said: list[str] = []
     sources = text_sources([server.address], None, 300, None, "SELECT body FROM articles")
-    prepare_text(sources, tmp_path / "dataset", 1, 2**20, False, lambda *_: None, said.append)
+    prepare_text(sources, Making(tmp_path / "dataset", 1, 2**20, False, lambda *_: None, said.append))
     assert "no ORDER BY" in said[0]
 
 

@@ -50,6 +50,7 @@ def prepare(
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from slipstream.data.kinds import Options, preparation
+    from slipstream.data.making import Making
     from slipstream.data.preparing import staging_folder, upload
     from slipstream.data.queries import is_address
     from slipstream.data.storage import StorageGone, is_remote
@@ -71,7 +72,7 @@ def prepare(
             say = lambda text: bar.console.print(text, highlight=False)  # noqa: E731
             cores = this_machine().cores
             folder = staging_folder(dest) if is_remote(dest) else Path(dest)
-            made = ready.make(folder, workers or cores, shard * 2**20, encrypt, progress, say)
+            made = ready.make(Making(folder, workers or cores, shard * 2**20, encrypt, progress, say))
             if is_remote(dest):
                 upload(folder, dest, say)
                 shutil.rmtree(folder)

@@ -12,6 +12,7 @@ from slipstream.data.arrays import load_array
 from slipstream.data.checks import existing_file
 from slipstream.data.holding import Numbers, Samples
 from slipstream.data.images import read_mnist
+from slipstream.data.making import stamps
 from slipstream.job.data import MnistData
 
 
@@ -87,4 +88,4 @@ def _target_type(targets: np.ndarray) -> str:
 
 
 def _identity(*paths: Path) -> dict[str, Any]:
-    return {"files": [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]}
+    return {"files": stamps(list(paths))}

@@ -10,8 +10,9 @@ from slipstream.data.array_samples import mnist_samples, npy_samples
 from slipstream.data.documents import STDLIB, named_like
 from slipstream.data.image_samples import ImageFolder, has_images
 from slipstream.data.images import is_mnist
+from slipstream.data.making import Making
 from slipstream.data.manifest import Manifest
-from slipstream.data.preparing import Progress, prepare_text, size_of, text_sources
+from slipstream.data.preparing import prepare_text, size_of, text_sources
 from slipstream.data.sampling import SampleSource, prepare_samples
 from slipstream.data.token_rows import prepare_rows, token_rows
 
@@ -29,11 +30,6 @@ class Options:
     workers: int | None = None
 
 
-Say = Callable[[str], None]
-Make = Callable[[Path, int, int, bool, Progress, Say], Manifest]
-"""Given the folder, processes, bytes of a shard, and whether to encrypt."""
-
-
 class Preparation(NamedTuple):
     """What is ready to be made."""
 
@@ -41,7 +37,7 @@ class Preparation(NamedTuple):
     """What progress is counted in: bytes of text, or items. None where nobody knows: a database does not say."""
     rate: Callable[[int, float], str]
     """Items and speed, for a person to read."""
-    make: Make
+    make: Callable[[Making], Manifest]
 
 
 class _Kind(NamedTuple):
@@ -96,11 +92,11 @@ def _arrays(names: Sequence[str], options: Options) -> Preparation:
 
 def _tokens(names: Sequence[str], options: Options) -> Preparation:
     rows = token_rows([path for name in names for path in named_like(name)], options.tokenizer, options.vocabulary)
-
-    def make(folder: Path, _workers: int, shard: int, encrypt: bool, progress: Progress, say: Say) -> Manifest:
-        return prepare_rows(rows, folder, shard, encrypt, progress, say)
-
-    return Preparation(rows.tokens, lambda tokens, speed: f"{tokens / 1e6:,.1f}M tokens, {speed / 1e6:,.1f}M/s", make)
+    return Preparation(
+        rows.tokens,
+        lambda tokens, speed: f"{tokens / 1e6:,.1f}M tokens, {speed / 1e6:,.1f}M/s",
+        partial(prepare_rows, rows),
+    )
 
 
 def _samples(source: SampleSource) -> Preparation:

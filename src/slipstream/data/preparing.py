@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 
 from slipstream.data.documents import STDLIB, Piece, find_files, read_pieces
 from slipstream.data.guards import Guard
+from slipstream.data.making import Making, stamps
 from slipstream.data.manifest import MANIFEST, TOKENIZER, Manifest
 from slipstream.data.queries import Query, check_query, is_address, make_query, read_rows
-from slipstream.data.sealing import guard_to_write
 from slipstream.data.spreading import spread
 from slipstream.data.storage import Storage
 from slipstream.data.tokenizer import VOCABULARY, Ids, batches, ids_of, parse_tokenizer, train_tokenizer
@@ -38,40 +38,26 @@ class Encoded(NamedTuple):
 
 
 Source = TextData | Query
-Progress = Callable[[int, int], None]
-"""Told how many characters are done, and how many tokens they made."""
 
 
-def prepare_text(
-    sources: Sequence[Source],
-    folder: Path,
-    workers: int,
-    shard: int,
-    encrypt: bool,
-    progress: Progress,
-    say: Callable[[str], None],
-) -> Manifest:
-    """Make a dataset of all text of these sources, in their order; all have the same tokeniser and vocabulary. `shard`
-    is the size of a shard in bytes."""
-    refuse_if_prepared(folder)
+def prepare_text(sources: Sequence[Source], making: Making) -> Manifest:
+    """Make a dataset of all text of these sources, in their order; all have the same tokeniser and vocabulary."""
+    refuse_if_prepared(making.folder)  # before a database is asked
     files = [_find_files(source) for source in sources]
     for source in sources:
         if isinstance(source, Query):
-            check_query(source, say)
-    guard = guard_to_write(folder, encrypt)
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(sources, files, folder, guard, say)
+            check_query(source, making.say)
+    guard, folder = making.begin(), making.folder
+    tokenizer = _tokenizer(sources, files, folder, guard, making.say)
     ids = ids_of(parse_tokenizer(tokenizer, sources[0].tokenizer or str(folder / TOKENIZER)))
-    writer = ShardWriter(folder, ids, {**_identity(sources, files, tokenizer), "shard": shard}, shard, guard=guard)
-    if writer.items:
-        say(f"going on after {writer.items:,} tokens")
+    writer = making.writer(ids, _identity(sources, files, tokenizer), guard)
     hashes: deque[str] = deque()
     texts = _to_do(batches(_pieces(sources, files), BATCH), writer, folder, hashes)
     done = 0
-    for encoded in spread(_encode, texts, workers, _begin, (tokenizer, ids)):
+    for encoded in spread(_encode, texts, making.workers, _begin, (tokenizer, ids)):
         writer.add(encoded.tokens, encoded.ends, hashes.popleft())
         done += encoded.characters
-        progress(done, writer.items)
+        making.progress(done, writer.items)
     if not writer.items:
         raise ValueError(f"there is no text in {', '.join(source.source for source in sources)}")
     return writer.finish()
@@ -150,7 +136,7 @@ def _identity(sources: Sequence[Source], files: Sequence[Sequence[Path]], tokeni
     """All that determines the tokens."""
     return {
         "sources": [[source.source, source.field, getattr(source, "sql", None)] for source in sources],
-        "files": [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for some in files for path in some],
+        "files": stamps([path for some in files for path in some]),
         "tokenizer": hashlib.sha256(tokenizer).hexdigest(),
         "batch": BATCH,
     }

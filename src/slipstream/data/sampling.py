@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from slipstream.data.holding import Samples
-from slipstream.data.manifest import Manifest, page_of
+from slipstream.data.making import Making
+from slipstream.data.manifest import Manifest
 from slipstream.data.order import permute
-from slipstream.data.sealing import guard_to_write
 from slipstream.data.spreading import spread
-from slipstream.data.writing import ShardWriter, refuse_if_prepared
 
 _BATCH = 2**20
 """Bytes that a process makes at a time."""
@@ -38,28 +36,15 @@ class SampleSource(Protocol):
         ...
 
 
-def prepare_samples(
-    source: SampleSource,
-    folder: Path,
-    workers: int,
-    shard: int,
-    encrypt: bool,
-    progress: Callable[[int, int], None],
-    say: Callable[[str], None],
-) -> Manifest:
-    """Make a dataset of all samples. `shard` is the size of a shard in bytes."""
-    refuse_if_prepared(folder)
-    guard = guard_to_write(folder, encrypt)
-    folder.mkdir(parents=True, exist_ok=True)
-    page = page_of(source.holds.dtype)
-    identity = {**source.identity, "samples": repr(asdict(source.holds)), "batch": _BATCH, "shard": shard}
-    writer = ShardWriter(folder, source.holds, identity, max(1, shard // page) * page, guard=guard)
-    if writer.items:
-        say(f"going on after {writer.items:,} samples")
+def prepare_samples(source: SampleSource, making: Making) -> Manifest:
+    """Make a dataset of all samples."""
+    guard = making.begin()
+    identity = {**source.identity, "samples": repr(asdict(source.holds)), "batch": _BATCH}
+    writer = making.writer(source.holds, identity, guard)
     readers = _readers(source, writer.progress.batches)
-    for items in spread(_read, readers, workers if source.costly else 1):
+    for items in spread(_read, readers, making.workers if source.costly else 1):
         writer.add(items)
-        progress(writer.items, writer.items)
+        making.progress(writer.items, writer.items)
     return writer.finish()
 
 

@@ -1,6 +1,6 @@
 """Preparing tokens that the user made: rows of integers in .npy files."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -9,10 +9,10 @@ import numpy as np
 
 from slipstream.data.arrays import load_array
 from slipstream.data.holding import Ids
+from slipstream.data.making import Making, stamps
 from slipstream.data.manifest import TOKENIZER, Manifest, checksum
-from slipstream.data.sealing import guard_to_write
 from slipstream.data.tokenizer import ids_of, load_tokenizer
-from slipstream.data.writing import ShardWriter, refuse_if_prepared, write_tokenizer
+from slipstream.data.writing import write_tokenizer
 
 _BATCH = 4_000_000
 
@@ -47,34 +47,22 @@ def token_rows(files: Sequence[Path], tokenizer: str | None, vocabulary: int | N
     return Rows(files, Ids(vocabulary, None, None), None)
 
 
-def prepare_rows(
-    rows: Rows,
-    folder: Path,
-    shard: int,
-    encrypt: bool,
-    progress: Callable[[int, int], None],
-    say: Callable[[str], None],
-) -> Manifest:
-    """Make a dataset of these tokens. `shard` is the size of a shard in bytes."""
-    refuse_if_prepared(folder)
-    guard = guard_to_write(folder, encrypt)
-    folder.mkdir(parents=True, exist_ok=True)
+def prepare_rows(rows: Rows, making: Making) -> Manifest:
+    """Make a dataset of these tokens."""
+    guard, folder = making.begin(), making.folder
     identity = {
-        "rows": [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in rows.files],
+        "rows": stamps(list(rows.files)),
         "vocabulary": rows.ids.vocabulary,
         "tokenizer": rows.tokenizer and checksum(rows.tokenizer),
         "batch": _BATCH,
-        "shard": shard,
     }
-    writer = ShardWriter(folder, rows.ids, identity, shard, guard=guard)
+    writer = making.writer(rows.ids, identity, guard)
     (folder / TOKENIZER).unlink(missing_ok=True)
     if rows.tokenizer:
         write_tokenizer(folder, rows.tokenizer.read_bytes(), guard)
-    if writer.items:
-        say(f"going on after {writer.items:,} tokens")
     for tokens, ends in islice(_batches(rows), writer.progress.batches, None):
         writer.add(tokens, ends)
-        progress(writer.items, writer.items)
+        making.progress(writer.items, writer.items)
     return writer.finish()
 
 

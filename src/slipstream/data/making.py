@@ -1,0 +1,48 @@
+"""What every preparation is told, and how it begins."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.data.guards import Guard
+from slipstream.data.holding import Holds, Ids
+from slipstream.data.manifest import page_of
+from slipstream.data.sealing import guard_to_write
+from slipstream.data.writing import ShardWriter, refuse_if_prepared
+
+
+@dataclass(frozen=True)
+class Making:
+    """Where a dataset is to be made, how, and whom to tell."""
+
+    folder: Path
+    workers: int
+    """Processes."""
+    shard: int
+    """Bytes of a shard."""
+    encrypt: bool
+    progress: Callable[[int, int], None]
+    """Told how much is done, in what the source is measured in, and how many items it made."""
+    say: Callable[[str], None]
+
+    def begin(self) -> Guard:
+        """The folder, empty or with a part of the same; what closes the files in it."""
+        refuse_if_prepared(self.folder)
+        guard = guard_to_write(self.folder, self.encrypt)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return guard
+
+    def writer(self, holds: Holds, identity: dict[str, Any], guard: Guard) -> ShardWriter:
+        """Writes items after those that are there; `identity` is all that determines them, but for the shards."""
+        page = page_of(holds.dtype)
+        shard = max(1, self.shard // page) * page
+        writer = ShardWriter(self.folder, holds, {**identity, "shard": self.shard}, shard, guard=guard)
+        if writer.items:
+            self.say(f"going on after {writer.items:,} {'tokens' if isinstance(holds, Ids) else 'samples'}")
+        return writer
+
+
+def stamps(paths: list[Path]) -> list[list[Any]]:
+    """Of files: a change to one changes them."""
+    return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
