@@ -47,6 +47,15 @@ def test_a_worker_that_fails_ends_the_run_with_a_report(fault, phase, code, word
     assert seconds < 30, "starting included; the end itself must come within 10 s"
 
 
+def test_an_operation_without_a_fixed_order_is_refused_where_one_is_asked_for(tmp_path):
+    fault = {"model.args": {"fault": "unordered", "rank": 0, "at": 2}, "train.steps": 3}
+    (tmp_path / "any").mkdir()
+    returned, text, _ = run_faulty(tmp_path / "any", **fault)
+    assert returned == 0, text
+    returned, text, _ = run_faulty(tmp_path, **fault, **{"train.deterministic": True})
+    assert returned == 3 and "put_" in text and "train.deterministic" in text
+
+
 def test_a_failure_ends_all_ranks_within_ten_seconds(tmp_path):
     run_faulty(tmp_path, **{"model.args": {"fault": "raise", "rank": 1, "at": 5}})
     import json

@@ -111,6 +111,10 @@ _HINTS: list[tuple[tuple[str, ...], str]] = [
         ("index out of range in self", "out of bounds"),
         "a token or class number is larger than the model has room for: check vocabulary or classes",
     ),
+    (
+        ("does not have a deterministic implementation",),
+        "the model's operation adds up in no fixed order: use another one, or set train.deterministic: false",
+    ),
     (("Address already in use", "EADDRINUSE"), "a port is in use: end the program that holds it, or try again"),
     (
         ("hanging",),

@@ -21,7 +21,7 @@ from slipstream.train.found import Found, Launched, Moment
 from slipstream.train.models import build_to_split
 from slipstream.train.parallel.split import SplitModel
 from slipstream.train.parallel.trial import Trial
-from slipstream.train.precision import set_matrix_precision, weight_dtype
+from slipstream.train.precision import set_arithmetic, weight_dtype
 from slipstream.train.record import Recorder
 from slipstream.train.update import Update
 from slipstream.train.validation import judge
@@ -55,7 +55,7 @@ def train(
 ) -> Trained:
     """Build, restore; for each batch: forward, backward, exchange, update, record; now and then evaluate and save."""
     with pulse.during("build"):
-        set_matrix_precision(plan)
+        set_arithmetic(job, plan)
         dataset = open_dataset(job)
         batches = Batches(job, plan, dataset, world.rank)
         timeline = batches.timeline

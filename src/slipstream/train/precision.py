@@ -1,9 +1,11 @@
 """Precision: in what arithmetic forward and backward run, and the loss scale that fp16 needs."""
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from slipstream.job import Job
 from slipstream.job.train import SHORT
 from slipstream.plan import Plan
 
@@ -27,8 +29,12 @@ def weight_dtype(plan: Plan) -> torch.dtype:
     return torch.float64 if plan.precision == "fp64" else torch.float32
 
 
-def set_matrix_precision(plan: Plan) -> None:
-    """Let fp32 matrix products use tf32, or not."""
+def set_arithmetic(job: Job, plan: Plan) -> None:
+    """Let fp32 matrix products use tf32, or not; and sums be taken in any order, or not."""
+    if job.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else its sums depend on what memory is free
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # for finding bugs
+    torch.use_deterministic_algorithms(job.train.deterministic)
     torch.set_float32_matmul_precision("high" if plan.precision == "tf32" or plan.precision in _LOW else "highest")
     torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
 

@@ -84,8 +84,10 @@ def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
 
 def use_fastest(queries: tuple[int, ...], kv_heads: int, dtype: torch.dtype, device: torch.device) -> str:
     """Let torch use the fastest of its fused kernels for causal attention of these queries [B, heads, T, size], forward
-    and backward: measured once, and remembered. On Hopper cuDNN's takes 2/3 of the time of flash."""
-    what = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {queries}, {kv_heads}, {dtype}"
+    and backward: measured once, and remembered. On Hopper cuDNN's takes 2/3 of the time of flash, but has no backward
+    that adds up in a fixed order."""
+    fixed = ", in a fixed order" if torch.are_deterministic_algorithms_enabled() else ""
+    what = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {queries}, {kv_heads}, {dtype}{fixed}"
     memory = cache_folder() / "attention.jsonl"
     known = {line["what"]: line["kernel"] for line in (read_lines(memory) if memory.exists() else ())}
     fastest: str = known.get(what) or _measure(queries, kv_heads, dtype, device)
