@@ -84,15 +84,22 @@ def _gathered(work: Work, grid: Grid, held: Number) -> Number:
     return np.where(grid.sharded == 2, held, np.minimum(some, held)) + gradients
 
 
+_WIDE_NORMS = 16
+"""Bytes for each number of the stream that the two norms of a block keep where nothing fuses them: what comes in and
+what it is normed to, in fp32 (llama-1b on an H200: 85.3 GB without the compiler, 63.4 with it)."""
+
+
 def _activations(work: Work, grid: Grid, batch: Number, style: Style) -> tuple[Number, Number]:
     tokens = work.tokens * grid.micro_batch / grid.context
     along = np.where(style.sequence, grid.tensor, 1)
     compiled = style.compiled * compiles(grid)
+    widened = (style.compiled - compiled) * _WIDE_NORMS * (np.asarray(style.stream_bytes) < 4)
     block = tokens * (
         (style.stream_bytes / along + style.kept_bytes / np.where(style.keeps_gathered, 1, along))
         * work.kept_stream
         / 2
         + (1 - np.asarray(style.fused)) * work.stream * 2 / along  # masks of dropout
+        + widened * work.stream / along
         + style.kept_bytes * (work.kept_inside - compiled * work.fused) / grid.tensor
     )
     weights = compiled * style.product_bytes * work.block_parameters
