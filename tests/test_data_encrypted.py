@@ -20,6 +20,7 @@ from jobs import merge
 from program import SLIPSTREAM, slipstream, write_job
 from s3 import Server
 from slipstream.data import tokenizer_json
+from slipstream.data.destinations import InFolder
 from slipstream.data.folder import Folder
 from slipstream.data.held import HeldShards
 from slipstream.data.keys import KEY, KEY_FILE, KEY_SERVICE, new_key
@@ -98,7 +99,7 @@ def test_any_tokens_come_back(
     (folder / TOKENIZER).touch()
     whole = np.random.default_rng(tokens).integers(0, 1000, tokens).astype(np.uint16)
     guard = guard_to_write(folder, encrypt=True)
-    writer = ShardWriter(folder, Ids(1000, None, None), {}, shard=2 * shard, page=2 * page, guard=guard)
+    writer = ShardWriter(InFolder(folder), Ids(1000, None, None), {}, shard=2 * shard, page=2 * page, guard=guard)
     ends = np.minimum(np.cumsum(batches), tokens)
     for part in np.split(whole, ends):
         writer.add(part, np.array([len(part)] if len(part) else [], np.int64))

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from jobs import merge
 from program import SLIPSTREAM, slipstream, write_job
 from slipstream.data import open_dataset
+from slipstream.data.destinations import InFolder
 from slipstream.data.manifest import DOCUMENTS, MANIFEST, PAGES, TOKENIZER, read_manifest
 from slipstream.data.pages import DamagedShard
 from slipstream.data.prepared import Prepared
@@ -198,7 +199,7 @@ def test_rows_are_those_of_the_whole(
     folder = tmp_path_factory.mktemp("shards")
     (folder / TOKENIZER).touch()
     whole = np.random.default_rng(tokens).integers(0, 1000, tokens).astype(np.uint16)
-    writer = ShardWriter(folder, Ids(1000, None, None), {}, shard=2 * shard, page=2 * page)
+    writer = ShardWriter(InFolder(folder), Ids(1000, None, None), {}, shard=2 * shard, page=2 * page)
     for part in np.split(whole, np.minimum(np.cumsum(batches), tokens)):
         writer.add(part, np.array([len(part)] if len(part) else [], np.int64))
     shards = Shards(folder, writer.finish())

@@ -1,5 +1,6 @@
 """Prepared datasets in object storage: on a real S3 server, which may fail."""
 
+import gzip
 import json
 import subprocess
 import time
@@ -9,17 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from jobs import merge
 from program import slipstream, start, write_job
 from s3 import Server
 from slipstream.data import open_dataset
+from slipstream.data.destinations import InStorage
 from slipstream.data.held import HeldShards, remote_manifest
 from slipstream.data.holding import Ids
 from slipstream.data.manifest import TOKENIZER, read_manifest
 from slipstream.data.page_cache import PageCache
 from slipstream.data.pages import DamagedShard
-from slipstream.data.preparing import upload
 from slipstream.data.shards import Shards
 from slipstream.data.storage import Storage
 from slipstream.data.writing import ShardWriter
@@ -72,6 +74,76 @@ def some_rows(shards: Any, seed: int = 0) -> np.ndarray:
 def test_what_is_uploaded_is_what_would_be_in_a_folder(address: str, local: Path) -> None:
     storage = Storage(address)
     assert len(list(local.glob("shard-*.bin"))) > 2
+    for name, data in contents(local).items():
+        assert bytes(storage.read(name)) == data
+
+
+def test_it_can_be_looked_at_and_checked_there(address: str, local: Path) -> None:
+    near, far = (slipstream("data", "inspect", where, "--json", cwd=local.parent) for where in (local, address))
+    assert far.returncode == 0 and far.stdout == near.stdout
+    checked = slipstream("data", "verify", address, cwd=local.parent)
+    assert checked.returncode == 0 and "are as they were prepared" in checked.stdout, checked.stderr
+
+
+def test_a_dataset_there_is_never_written_over(address: str, local: Path) -> None:
+    done = prepare(local.parent / "documents.jsonl", address)
+    assert done.returncode == 2 and f"{address} is a prepared dataset already" in done.stderr
+
+
+def test_text_is_read_from_there(server: Server, local: Path, tmp_path: Path) -> None:  # noqa: ARG001
+    """Files like a pattern, and in a folder below another, give the bytes that the same files give here."""
+    lines = (local.parent / "documents.jsonl").read_bytes().splitlines(keepends=True)
+    parts = {"raw/a.jsonl": b"".join(lines[:900]), "raw/b.jsonl.gz": gzip.compress(b"".join(lines[900:]))}
+    for name, data in {**parts, "raw/c.json": b"[]", "raw/below/d.jsonl": lines[0]}.items():
+        Storage("s3://data").write(name, data)
+    tokenizer = ("--tokenizer", str(local / TOKENIZER))
+    words = ("s3://data/raw/*.jsonl*", tmp_path / "dataset", "--shard", "1", *tokenizer)
+    done = slipstream("data", "prepare", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "dataset") == contents(local)
+    missing = slipstream("data", "prepare", "s3://data/rew/*.jsonl", tmp_path / "other", cwd=tmp_path)
+    assert missing.returncode == 2 and "there is no file like s3://data/rew/*.jsonl" in missing.stderr
+
+
+def test_arrays_and_images_are_read_from_there(server: Server, tmp_path: Path) -> None:  # noqa: ARG001
+    draw = np.random.default_rng(0)
+    np.save(tmp_path / "x.npy", draw.normal(size=(50, 3)).astype(np.float32))
+    np.save(tmp_path / "y.npy", draw.integers(0, 4, 50))
+    for kind in ("cat", "owl"):
+        (tmp_path / "pictures" / kind).mkdir(parents=True)
+        Image.fromarray(draw.integers(0, 256, (9, 9, 3), np.uint8)).save(tmp_path / "pictures" / kind / "1.png")
+    storage = Storage("s3://data/sources")
+    for path in tmp_path.rglob("*.*"):
+        storage.write(str(path.relative_to(tmp_path)), path)
+    for source, *words in (("x.npy", "--targets", "y.npy"), ("pictures",)):
+        made = []
+        for root in ("", "s3://data/sources/"):
+            dest = tmp_path / f"{source}-{len(root)}"
+            found = [f"{root}{word}" if word.endswith(".npy") else word for word in words]
+            done = slipstream("data", "prepare", f"{root}{source}", dest, *found, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+            made.append(contents(dest))
+        assert made[0] == made[1]
+
+
+def test_a_preparation_that_was_killed_goes_on_there(server: Server, local: Path, tmp_path: Path) -> None:  # noqa: ARG001
+    """What is on its way is there, but is no dataset; what was done is not done again."""
+    text, storage, killed = local.parent / "documents.jsonl", Storage("s3://data/again"), 0
+    options = ("--tokenizer", str(local / TOKENIZER), "--shard", "1", "--workers", "1")
+    words = ("data", "prepare", str(text), "s3://data/again", *options)
+    while killed < 2:
+        before = len(storage.listed())
+        process = start(*words, cwd=tmp_path)
+        until = time.monotonic() + 60
+        while len(storage.listed()) == before and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.02)
+        assert process.poll() is None, "it must not be done yet"
+        process.kill()
+        process.wait()
+        killed += 1
+    assert not storage.find("manifest.json")
+    done = slipstream(*words, cwd=tmp_path)
+    assert done.returncode == 0 and "going on after" in done.stdout, done.stderr
     for name, data in contents(local).items():
         assert bytes(storage.read(name)) == data
 
@@ -154,15 +226,14 @@ def test_what_is_not_there_is_said(server: Server, tmp_path: Path) -> None:  # n
 
 
 @pytest.fixture(scope="module")
-def fine(server: Server, tmp_path_factory: pytest.TempPathFactory) -> str:  # noqa: ARG001
+def fine(server: Server) -> str:  # noqa: ARG001
     """A dataset of so small pages that a run asks for new ones all the time."""
-    folder = tmp_path_factory.mktemp("fine") / "dataset"
-    folder.mkdir()
-    writer = ShardWriter(folder, Ids(64, None, None), {}, shard=2**20, page=2048)
+    dest = InStorage("s3://data/fine")
+    dest.folder.mkdir(parents=True)
+    writer = ShardWriter(dest, Ids(64, None, None), {}, shard=2**20, page=2048)
     tokens = np.random.default_rng(0).integers(0, 64, 2_000_000).astype(np.uint8)
     writer.add(tokens, np.array([len(tokens)]))
     writer.finish()
-    upload(folder, "s3://data/fine", lambda _: None)
     return "s3://data/fine"
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 from program import SLIPSTREAM, environment, slipstream, write_job
 from slipstream.data import open_dataset
 from slipstream.data.base import Dataset
+from slipstream.data.destinations import InFolder
 from slipstream.data.holding import Numbers, Samples
 from slipstream.data.manifest import MANIFEST
 from slipstream.data.pages import DamagedShard
@@ -147,7 +148,7 @@ def test_samples_are_those_that_were_written(
     items = np.empty(samples, holds.dtype)
     items["inputs"] = draw.integers(0, 100, items["inputs"].shape)
     items["target"] = draw.integers(0, 5, items["target"].shape)
-    writer = ShardWriter(folder, holds, {}, shard, page)
+    writer = ShardWriter(InFolder(folder), holds, {}, shard, page)
     for part in np.split(items, np.minimum(np.cumsum(batches), samples)):
         writer.add(part)
     task = "classification" if holds.has_classes else "regression"

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from postgres import PASSWORD, USER, Server, postgres
 from program import slipstream, start, write_job
 from slipstream.data import queries, tokenizer
+from slipstream.data.destinations import InFolder
 from slipstream.data.documents import Piece
 from slipstream.data.making import Making
 from slipstream.data.manifest import MANIFEST
@@ -144,7 +145,7 @@ def test_a_killed_preparation_goes_on_and_refuses_other_rows(server: Server, tmp
 def refused(folder: Path, source: str, query: str | None, field: str | None = None) -> str:
     with pytest.raises(ValueError) as caught:
         sources = text_sources([source], None, 300, field, query)
-        prepare_text(sources, Making(folder / "refused", 1, 2**20, False, lambda *_: None, lambda _: None))
+        prepare_text(sources, Making(InFolder(folder / "refused"), 1, 2**20, False, lambda *_: None, lambda _: None))
     assert PASSWORD not in str(caught.value) and "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -219,7 +220,7 @@ def test_a_job_reads_no_database_and_shows_no_password(place: str, tmp_path: Pat
 def test_rows_in_no_order_are_warned_of(server: Server, tmp_path: Path) -> None:
     said: list[str] = []
     sources = text_sources([server.address], None, 300, None, "SELECT body FROM articles")
-    prepare_text(sources, Making(tmp_path / "dataset", 1, 2**20, False, lambda *_: None, said.append))
+    prepare_text(sources, Making(InFolder(tmp_path / "dataset"), 1, 2**20, False, lambda *_: None, said.append))
     assert "no ORDER BY" in said[0]
 
 

@@ -9,6 +9,7 @@ from reading import RANK, RANKS, SEED, Reading
 from torch import Tensor
 
 from slipstream.data import open_dataset
+from slipstream.data.destinations import InFolder
 from slipstream.data.manifest import TOKENIZER
 from slipstream.data.tokenizer import Ids
 from slipstream.data.writing import ShardWriter
@@ -21,7 +22,7 @@ from slipstream.train.batches import Batches
 
 def write(tokens: np.ndarray, folder: Path, reading: Reading) -> None:
     (folder / TOKENIZER).touch()
-    writer = ShardWriter(folder, Ids(2**16, None, None), {}, shard=reading.shard * reading.sequence * 2)
+    writer = ShardWriter(InFolder(folder), Ids(2**16, None, None), {}, shard=reading.shard * reading.sequence * 2)
     for start in range(0, len(tokens), 512):
         some = tokens[start : start + 512].reshape(-1)
         writer.add(some, np.array([len(some)]))

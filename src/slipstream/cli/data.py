@@ -1,9 +1,7 @@
 """`slipstream data`: prepare a dataset once, look at it, check it."""
 
 import json
-import shutil
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,7 +15,9 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare a dataset, look at it, check it.")
 _NAMES = 10
 """Classes that are shown."""
-Dest = Annotated[Path, typer.Argument(metavar="DEST", help="The folder of the dataset.", show_default=False)]
+Dest = Annotated[
+    str, typer.Argument(metavar="DEST", help="The folder of the dataset, or its address.", show_default=False)
+]
 
 
 @app.command()
@@ -49,11 +49,11 @@ def prepare(
     """Make shards of tokens, or of whole samples. Ended before it was done, the same command goes on where it was."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+    from slipstream.data.destinations import destination
     from slipstream.data.kinds import Options, preparation
     from slipstream.data.making import Making
-    from slipstream.data.preparing import staging_folder, upload
     from slipstream.data.queries import is_address
-    from slipstream.data.storage import StorageGone, is_remote
+    from slipstream.data.storage import StorageGone
     from slipstream.plan import this_machine
 
     if len(paths) < 2 or is_address(paths[-1]):
@@ -71,11 +71,7 @@ def prepare(
 
             say = lambda text: bar.console.print(text, highlight=False)  # noqa: E731
             cores = this_machine().cores
-            folder = staging_folder(dest) if is_remote(dest) else Path(dest)
-            made = ready.make(Making(folder, workers or cores, shard * 2**20, encrypt, progress, say))
-            if is_remote(dest):
-                upload(folder, dest, say)
-                shutil.rmtree(folder)
+            made = ready.make(Making(destination(dest), workers or cores, shard * 2**20, encrypt, progress, say))
     except (ValueError, StorageGone) as error:
         print(error, file=sys.stderr)
         raise typer.Exit(REFUSED) from None
@@ -85,10 +81,11 @@ def prepare(
 @app.command()
 def inspect(dest: Dest, as_json: AsJson = False) -> None:
     """Show what a dataset holds."""
-    from slipstream.data.manifest import manifest_values, read_manifest
+    from slipstream.data.manifest import manifest_values
+    from slipstream.data.prepared import manifest_at
 
     try:
-        manifest = read_manifest(dest, "DEST")
+        manifest = manifest_at(dest, "DEST")
     except ValueError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(REFUSED) from None
@@ -139,6 +136,7 @@ def _contents(manifest: "Manifest") -> dict[str, str]:
 @app.command()
 def verify(dest: Dest) -> None:
     """Check every byte of a dataset."""
+    from slipstream.data.storage import StorageGone
     from slipstream.data.verifying import verify as find_wrong
 
     seen = 0
@@ -149,7 +147,7 @@ def verify(dest: Dest) -> None:
 
     try:
         wrong = list(find_wrong(dest, checked))
-    except ValueError as error:
+    except (ValueError, StorageGone) as error:
         print(error, file=sys.stderr)
         raise typer.Exit(REFUSED) from None
     for line in wrong:

@@ -10,9 +10,9 @@ import numpy as np
 
 from slipstream.data.arrays import load_array
 from slipstream.data.checks import existing_file
+from slipstream.data.files import stamps
 from slipstream.data.holding import Numbers, Samples
 from slipstream.data.images import read_mnist
-from slipstream.data.making import stamps
 from slipstream.job.data import MnistData
 
 

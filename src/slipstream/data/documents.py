@@ -9,10 +9,13 @@ import re
 import sysconfig
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from slipstream.data.checks import existing_file, existing_folder, nearest, need_extra
+from slipstream.data.files import File, is_pattern, remote_files
+from slipstream.data.storage import is_remote
 from slipstream.job.data import TextData
 
 STDLIB = "python-stdlib"
@@ -22,7 +25,6 @@ _PACKED = ("", ".gz", ".zst")
 _IN_FOLDERS = tuple(f".txt{packed}" for packed in _PACKED)
 READABLE = (*_IN_FOLDERS, *(f"{kind}{packed}" for kind in (".jsonl", ".csv") for packed in _PACKED), ".parquet")
 """Names of files that text can be read from."""
-_PATTERN = re.compile(r"[*?\[]")
 _ROWS = 256  # of a table, at a time
 _NOT_LIBRARY = {"site-packages", "test", "tests", "idle_test", "__pycache__"}
 _BUILD_SPECIFIC = ("config-", "_sysconfigdata")  # they differ between two builds of the same Python
@@ -36,12 +38,14 @@ class Piece(NamedTuple):
     """Whether it is the document's last."""
 
 
-def find_files(data: TextData) -> list[Path]:
+def find_files(data: TextData) -> Sequence[File]:
     """The files of a source, sorted."""
     if data.source == STDLIB:
         return _stdlib_files()
     source = Path(data.source)
-    if _PATTERN.search(data.source) and not source.exists():
+    if is_remote(data.source):
+        return _remote_files(data.source)
+    if is_pattern(data.source) and not source.exists():
         files = [path for path in named_like(data.source) if path.name.endswith(READABLE)]
         if not files:
             raise ValueError(f"data.source: no file is named like {data.source} (and ends in {', '.join(READABLE)})")
@@ -49,16 +53,28 @@ def find_files(data: TextData) -> list[Path]:
     if data.source.endswith(READABLE) and not source.is_dir():
         return [existing_file(data.source, "data.source")]
     folder = existing_folder(data.source, "data.source")
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(_IN_FOLDERS))
-    if not files:
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(_IN_FOLDERS))
+    if not found:
         raise ValueError(f"data.source: there is no .txt file in {folder} or below it")
+    return found
+
+
+def _remote_files(address: str) -> Sequence[File]:
+    named = is_pattern(address) or address.endswith(READABLE)
+    suffixes = READABLE if named else _IN_FOLDERS
+    try:
+        files = [file for file in remote_files(address) if file.name.endswith(suffixes)]
+    except ValueError as error:
+        raise ValueError(f"data.source: {error}") from None
+    if not files:
+        raise ValueError(f"data.source: no file of {address} ends in {', '.join(suffixes)}")
     return files
 
 
 def named_like(pattern: str) -> list[Path]:
     """The files whose names are like this, sorted; or the one that has it."""
     path = Path(pattern)
-    if path.exists() or not _PATTERN.search(pattern):
+    if path.exists() or not is_pattern(pattern):
         return [path]
     return sorted(found for found in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if found.is_file())
 
@@ -68,7 +84,7 @@ def split_by_lines(data: TextData) -> bool:
     return not data.pack and data.source.endswith(".txt") and Path(data.source).is_file()
 
 
-def read_pieces(data: TextData, files: Sequence[Path]) -> Iterator[Piece]:
+def read_pieces(data: TextData, files: Sequence[File]) -> Iterator[Piece]:
     """All text, document after document. Empty documents are left out."""
     for path in files:
         try:
@@ -90,8 +106,9 @@ def _stdlib_files() -> list[Path]:
     return sorted(files)
 
 
-def _documents(data: TextData, path: Path) -> Iterator[TextIO]:
+def _documents(data: TextData, path: File) -> Iterator[TextIO]:
     if data.source == STDLIB:
+        assert isinstance(path, Path), "Python's library is on this machine"
         yield io.StringIO(path.read_text(encoding="utf-8"))  # whole, so that an undecodable file leaves no part behind
         return
     if path.suffix == ".parquet":
@@ -108,34 +125,36 @@ def _documents(data: TextData, path: Path) -> Iterator[TextIO]:
             yield file
 
 
-def _opened(path: Path) -> TextIO:
+@contextmanager
+def _opened(path: File) -> Iterator[TextIO]:
     """A file of text, unpacked while it is read."""
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig")
-    if path.suffix == ".zst":
-        need_extra("zstandard", "zstandard", "zst", f"data.source {path}")
-        import zstandard
+    with path.open("rb") as raw:
+        unpacked: Any = raw
+        if path.suffix == ".gz":
+            unpacked = gzip.GzipFile(fileobj=raw)
+        elif path.suffix == ".zst":
+            need_extra("zstandard", "zstandard", "zst", f"data.source {path}")
+            import zstandard
 
-        unpacked = zstandard.open(path, "rt", encoding="utf-8-sig")
-        assert isinstance(unpacked, io.TextIOWrapper), "opened as text"
-        return unpacked
-    return path.open(encoding="utf-8-sig")
+            unpacked = zstandard.open(raw, "rb")
+        with io.TextIOWrapper(unpacked, encoding="utf-8-sig") as text:
+            yield text
 
 
-def _csv_texts(file: TextIO, path: Path, field: str) -> Iterator[TextIO]:
+def _csv_texts(file: TextIO, path: File, field: str) -> Iterator[TextIO]:
     rows = csv.DictReader(file)
     _check_column(field, list(rows.fieldnames or []), path)
     for row in rows:
         yield io.StringIO(row[field] or "")
 
 
-def _parquet_texts(path: Path, field: str) -> Iterator[str]:
+def _parquet_texts(path: File, field: str) -> Iterator[str]:
     need_extra("pyarrow", "pyarrow", "parquet", f"data.source {path}")
     import pyarrow
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path) as file:
+        with path.open("rb") as raw, parquet.ParquetFile(raw) as file:
             _check_column(field, file.schema_arrow.names, path)
             for batch in file.iter_batches(batch_size=_ROWS, columns=[field]):
                 yield from (text or "" for text in batch.column(0).cast(pyarrow.string()).to_pylist())
@@ -143,13 +162,13 @@ def _parquet_texts(path: Path, field: str) -> Iterator[str]:
         raise ValueError(f"data.source: {path} cannot be read as text from parquet: {error}") from None
 
 
-def _check_column(field: str, names: Sequence[str], path: Path) -> None:
+def _check_column(field: str, names: Sequence[str], path: File) -> None:
     if field not in names:
         hint = nearest(field, names) or f"; it has {', '.join(names)}"
         raise ValueError(f"{path}: there is no column {field!r}{hint}; the field says which column holds the text")
 
 
-def _json_texts(file: TextIO, path: Path, field: str) -> Iterator[TextIO]:
+def _json_texts(file: TextIO, path: File, field: str) -> Iterator[TextIO]:
     for number, line in enumerate(file, start=1):
         if line.strip():
             yield io.StringIO(_json_text(line, f"{path}:{number}", field))

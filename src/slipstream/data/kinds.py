@@ -1,13 +1,15 @@
 """What a dataset can be prepared from: which kind of source a name is, and what prepares it."""
 
+import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from slipstream.data.array_samples import mnist_samples, npy_samples
 from slipstream.data.documents import STDLIB, named_like
+from slipstream.data.fetching import here
 from slipstream.data.image_samples import ImageFolder, has_images
 from slipstream.data.images import is_mnist
 from slipstream.data.making import Making
@@ -48,8 +50,25 @@ class _Kind(NamedTuple):
     begin: Callable[[Sequence[str], Options], Preparation]
 
 
-def preparation(names: Sequence[str], options: Options) -> Preparation:
+def preparation(sources: Sequence[str], options: Options) -> Preparation:
     """What these sources need. Raises ValueError for what cannot be."""
+    found = [here(name) for name in sources]
+    targets, of_targets = here(options.targets) if options.targets else ([], None)
+    if targets:
+        options = replace(options, targets=targets[0])
+    ready = _preparation([name for names, _ in found for name in names], options)
+    copies = [folder for folder in (*(folder for _, folder in found), of_targets) if folder]
+    return ready._replace(make=partial(_make, ready.make, copies))
+
+
+def _make(make: Callable[[Making], Manifest], copies: Sequence[Path], making: Making) -> Manifest:
+    made = make(making)
+    for folder in copies:  # kept until here: the same command may have to go on
+        shutil.rmtree(folder, ignore_errors=True)
+    return made
+
+
+def _preparation(names: Sequence[str], options: Options) -> Preparation:
     kinds = [next(kind for kind in _KINDS if kind.takes(name)) for name in names]
     for name, kind in zip(names, kinds, strict=True):
         if kind is not kinds[0]:

@@ -5,18 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipstream.data.destinations import Destination
 from slipstream.data.guards import Guard
 from slipstream.data.holding import Holds, Ids
 from slipstream.data.manifest import page_of
 from slipstream.data.sealing import guard_to_write
-from slipstream.data.writing import ShardWriter, refuse_if_prepared
+from slipstream.data.writing import ShardWriter
 
 
 @dataclass(frozen=True)
 class Making:
     """Where a dataset is to be made, how, and whom to tell."""
 
-    folder: Path
+    dest: Destination
     workers: int
     """Processes."""
     shard: int
@@ -26,9 +27,14 @@ class Making:
     """Told how much is done, in what the source is measured in, and how many items it made."""
     say: Callable[[str], None]
 
+    @property
+    def folder(self) -> Path:
+        """Where files grow."""
+        return self.dest.folder
+
     def begin(self) -> Guard:
         """The folder, empty or with a part of the same; what closes the files in it."""
-        refuse_if_prepared(self.folder)
+        self.dest.refuse_if_prepared()
         guard = guard_to_write(self.folder, self.encrypt)
         self.folder.mkdir(parents=True, exist_ok=True)
         return guard
@@ -37,12 +43,7 @@ class Making:
         """Writes items after those that are there; `identity` is all that determines them, but for the shards."""
         page = page_of(holds.dtype)
         shard = max(1, self.shard // page) * page
-        writer = ShardWriter(self.folder, holds, {**identity, "shard": self.shard}, shard, guard=guard)
+        writer = ShardWriter(self.dest, holds, {**identity, "shard": self.shard}, shard, guard=guard)
         if writer.items:
             self.say(f"going on after {writer.items:,} {'tokens' if isinstance(holds, Ids) else 'samples'}")
         return writer
-
-
-def stamps(paths: list[Path]) -> list[list[Any]]:
-    """Of files: a change to one changes them."""
-    return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]

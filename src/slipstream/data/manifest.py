@@ -107,11 +107,9 @@ def manifest_values(manifest: Manifest) -> dict[str, Any]:
     return {"format": FORMAT, "dtype": as_json(manifest.dtype), **asdict(manifest)}
 
 
-def write_manifest(manifest: Manifest, folder: Path) -> None:
-    """It makes the folder a dataset."""
-    draft = folder / f".{MANIFEST}"
-    draft.write_text(json.dumps(manifest_values(manifest), indent=1) + "\n", encoding="utf-8")
-    draft.rename(folder / MANIFEST)
+def manifest_text(manifest: Manifest) -> str:
+    """As a file."""
+    return json.dumps(manifest_values(manifest), indent=1) + "\n"
 
 
 def read_manifest(folder: Path, setting: str) -> Manifest:

@@ -59,7 +59,7 @@ def prepared_tokenizer(data: PreparedData) -> bytes | None:
 @lru_cache(maxsize=1)
 def _tokenizer(where: str) -> bytes | None:
     """Read once, when the dataset is opened: at the end of a long run its storage may be gone."""
-    manifest = _manifest(where)
+    manifest = manifest_at(where)
     if TOKENIZER not in manifest.sha256:
         return None
     stored = bytes(_source(where, manifest).read(TOKENIZER))
@@ -68,11 +68,11 @@ def _tokenizer(where: str) -> bytes | None:
 
 def prepared_ids(data: PreparedData) -> Ids:
     """Special ids of the tokeniser."""
-    return _manifest(next(iter(data.weights))).ids
+    return manifest_at(next(iter(data.weights))).ids
 
 
 def check_prepared(data: PreparedData) -> None:
-    manifests = {where: _manifest(where) for where in data.weights}
+    manifests = {where: manifest_at(where) for where in data.weights}
     try:
         for where, manifest in manifests.items():
             guard_of(manifest, where)
@@ -96,7 +96,7 @@ def open_prepared(data: PreparedData, job: Job) -> Dataset:
 
 
 def _open(where: str, data: PreparedData, job: Job) -> Dataset:
-    manifest = _manifest(where)
+    manifest = manifest_at(where)
     if isinstance(manifest.holds, Samples):
         if data.sequence is not None:
             raise ValueError(
@@ -124,13 +124,14 @@ def _shift(where: str, sequence: int, manifest: Manifest, job: Job) -> int:
     return shift
 
 
-def _manifest(where: str) -> Manifest:
+def manifest_at(where: str, setting: str = "data.prepared") -> Manifest:
+    """Of the dataset in a folder or at an address, which `setting` has named. Raises ValueError."""
     if not is_remote(where):
-        return read_manifest(Path(where), "data.prepared")
+        return read_manifest(Path(where), setting)
     try:
-        return remote_manifest(Storage(where, _IMPATIENT), "data.prepared")
+        return remote_manifest(Storage(where, _IMPATIENT), setting)
     except StorageGone as error:
-        raise ValueError(f"data.prepared: {error}") from None
+        raise ValueError(f"{setting}: {error}") from None
 
 
 def _source(where: str, manifest: Manifest, patience: float | None = None) -> Source:

@@ -12,17 +12,18 @@ import numpy as np
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
+from slipstream.data.destinations import PROGRESS
 from slipstream.data.documents import STDLIB, Piece, find_files, read_pieces
+from slipstream.data.files import File, stamps
+from slipstream.data.files import size_of as bytes_of
 from slipstream.data.guards import Guard
-from slipstream.data.making import Making, stamps
-from slipstream.data.manifest import MANIFEST, TOKENIZER, Manifest
+from slipstream.data.making import Making
+from slipstream.data.manifest import TOKENIZER, Manifest
 from slipstream.data.queries import Query, check_query, is_address, make_query, read_rows
 from slipstream.data.spreading import spread
-from slipstream.data.storage import Storage
 from slipstream.data.tokenizer import VOCABULARY, Ids, batches, ids_of, parse_tokenizer, train_tokenizer
-from slipstream.data.writing import PROGRESS, ShardWriter, refuse_if_prepared, write_tokenizer
+from slipstream.data.writing import ShardWriter, write_tokenizer
 from slipstream.job.data import TextData
-from slipstream.runs.cache import cache_folder
 
 BATCH = 1_000_000
 """Characters that a process takes at a time."""
@@ -42,7 +43,7 @@ Source = TextData | Query
 
 def prepare_text(sources: Sequence[Source], making: Making) -> Manifest:
     """Make a dataset of all text of these sources, in their order; all have the same tokeniser and vocabulary."""
-    refuse_if_prepared(making.folder)  # before a database is asked
+    making.dest.refuse_if_prepared()  # before a database is asked
     files = [_find_files(source) for source in sources]
     for source in sources:
         if isinstance(source, Query):
@@ -61,20 +62,6 @@ def prepare_text(sources: Sequence[Source], making: Making) -> Manifest:
     if not writer.items:
         raise ValueError(f"there is no text in {', '.join(source.source for source in sources)}")
     return writer.finish()
-
-
-def upload(folder: Path, address: str, say: Callable[[str], None]) -> None:
-    """Copy a dataset into object storage; the manifest comes last, and makes it a dataset there."""
-    storage = Storage(address)
-    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith(".") and path.name != MANIFEST)
-    for number, name in enumerate([*names, MANIFEST], 1):
-        say(f"uploading {number} of {len(names) + 1}: {name}")
-        storage.write(name, (folder / name).read_bytes())
-
-
-def staging_folder(address: str) -> Path:
-    """Where a dataset is made that will be uploaded."""
-    return cache_folder() / "staging" / hashlib.sha256(address.encode()).hexdigest()[:24]
 
 
 def text_sources(
@@ -106,15 +93,15 @@ def size_of(sources: Sequence[Source]) -> int | None:
     """Bytes of all files; None where a database is among the sources."""
     if any(isinstance(source, Query) for source in sources):
         return None
-    return sum(path.stat().st_size for source in sources for path in _find_files(source))
+    return sum(bytes_of(path) for source in sources for path in _find_files(source))
 
 
-def _find_files(source: Source) -> list[Path]:
+def _find_files(source: Source) -> Sequence[File]:
     return [] if isinstance(source, Query) else find_files(source)
 
 
 def _tokenizer(
-    sources: Sequence[Source], files: Sequence[Sequence[Path]], folder: Path, guard: Guard, say: Callable[[str], None]
+    sources: Sequence[Source], files: Sequence[Sequence[File]], folder: Path, guard: Guard, say: Callable[[str], None]
 ) -> bytes:
     own, given = folder / TOKENIZER, sources[0].tokenizer
     if given:
@@ -132,7 +119,7 @@ def _tokenizer(
     return made
 
 
-def _identity(sources: Sequence[Source], files: Sequence[Sequence[Path]], tokenizer: bytes) -> dict[str, Any]:
+def _identity(sources: Sequence[Source], files: Sequence[Sequence[File]], tokenizer: bytes) -> dict[str, Any]:
     """All that determines the tokens."""
     return {
         "sources": [[source.source, source.field, getattr(source, "sql", None)] for source in sources],
@@ -142,7 +129,7 @@ def _identity(sources: Sequence[Source], files: Sequence[Sequence[Path]], tokeni
     }
 
 
-def _pieces(sources: Sequence[Source], files: Sequence[Sequence[Path]]) -> Iterator[Piece]:
+def _pieces(sources: Sequence[Source], files: Sequence[Sequence[File]]) -> Iterator[Piece]:
     for source, some in zip(sources, files, strict=True):
         yield from read_rows(source) if isinstance(source, Query) else read_pieces(source, some)
 

@@ -1,6 +1,7 @@
 """Object storage: files at an address such as s3://bucket/folder, by obstore (Rust's object_store)."""
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from slipstream.data.checks import need_extra
@@ -51,14 +52,38 @@ class Storage:
         except Exception as error:  # obstore's own, of which there are many
             raise StorageGone(f"{self.address}/{name} cannot be read: {_first_line(error)}") from None
 
-    def write(self, name: str, data: bytes) -> None:
-        """A whole file: it appears when all of it is there."""
+    def find(self, name: str) -> tuple[str, int, str] | None:
+        """Name, size and stamp of a file, if it is there."""
+        import obstore
+
+        try:
+            return _described(obstore.head(self._store, name))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise StorageGone(f"{self.address}/{name} cannot be read: {_first_line(error)}") from None
+
+    def listed(self) -> list[tuple[str, int, str]]:
+        """Name, size and stamp of all files here and below, sorted."""
+        import obstore
+
+        try:
+            return sorted(_described(file) for some in obstore.list(self._store) for file in some)
+        except Exception as error:
+            raise StorageGone(f"{self.address} cannot be listed: {_first_line(error)}") from None
+
+    def write(self, name: str, data: bytes | Path) -> None:
+        """A whole file, from memory or from this machine's disk: it appears when all of it is there."""
         import obstore
 
         try:
             obstore.put(self._store, name, data)
         except Exception as error:
             raise StorageGone(f"{self.address}/{name} cannot be written: {_first_line(error)}") from None
+
+
+def _described(file: Any) -> tuple[str, int, str]:
+    return file["path"], file["size"], file["e_tag"] or str(file["last_modified"])
 
 
 def _first_line(error: Exception) -> str:

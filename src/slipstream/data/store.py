@@ -10,6 +10,7 @@ from typing import BinaryIO
 import numpy as np
 
 from slipstream.data.documents import read_pieces
+from slipstream.data.files import File, size_of
 from slipstream.data.tokenizer import VOCABULARY, Ids, encode, ids_of, load_tokenizer, train_tokenizer
 from slipstream.job.data import TextData
 
@@ -26,7 +27,7 @@ class TextInfo(Ids):
     documents: int
 
 
-def build(data: TextData, files: Sequence[Path], folder: Path, notify: Notify) -> None:
+def build(data: TextData, files: Sequence[File], folder: Path, notify: Notify) -> None:
     """Tokenise the files into the folder."""
     notify(f"reading {_plural(len(files), 'file')}")
     own = folder / "tokenizer.json"
@@ -35,7 +36,7 @@ def build(data: TextData, files: Sequence[Path], folder: Path, notify: Notify) -
     else:
         vocabulary = data.vocabulary or VOCABULARY
         notify(f"training a tokeniser of {vocabulary:,} tokens")
-        size = sum(path.stat().st_size for path in files)
+        size = sum(map(size_of, files))
         train_tokenizer(read_pieces(data, files), size, vocabulary).save(str(own))
     tokenizer = load_tokenizer(own, data.tokenizer or str(own))
     ids = ids_of(tokenizer)

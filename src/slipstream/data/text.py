@@ -10,6 +10,7 @@ from slipstream.data.base import Dataset
 from slipstream.data.cache import build_once
 from slipstream.data.checks import existing_file
 from slipstream.data.documents import STDLIB, find_files, split_by_lines
+from slipstream.data.files import File, stamps
 from slipstream.data.sequences import Documents, pack
 from slipstream.data.store import FORMAT, Notify, TextInfo, build, read_info, read_offsets, read_tokens
 from slipstream.data.tokenizer import VOCABULARY, Ids
@@ -83,14 +84,13 @@ def _prepared(data: TextData) -> Path:
     return folder
 
 
-def _folder(data: TextData, files: Sequence[Path]) -> Path:
+def _folder(data: TextData, files: Sequence[File]) -> Path:
     """Named after all that determines what is in it."""
     tokenizer = existing_file(data.tokenizer, "data.tokenizer").read_bytes() if data.tokenizer else None
-    stats = [(path, path.stat()) for path in files]
     identity = {
         "format": FORMAT,
         "python": sys.version if data.source == STDLIB else None,
-        "files": [(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats],
+        "files": stamps(files),
         "field": data.field,
         "lines": split_by_lines(data),
         "tokenizer": hashlib.sha256(tokenizer).hexdigest() if tokenizer is not None else None,

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from slipstream.data.arrays import load_array
+from slipstream.data.files import stamps
 from slipstream.data.holding import Ids
-from slipstream.data.making import Making, stamps
+from slipstream.data.making import Making
 from slipstream.data.manifest import TOKENIZER, Manifest, checksum
 from slipstream.data.tokenizer import ids_of, load_tokenizer
 from slipstream.data.writing import write_tokenizer

@@ -1,32 +1,50 @@
 """Checking every byte of a prepared dataset."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slipstream.data.manifest import checksum, read_manifest
+from slipstream.data.files import File, remote_files, size_of
+from slipstream.data.prepared import manifest_at
 from slipstream.data.sealing import guard_of
+from slipstream.data.storage import is_remote
 
 
-def verify(folder: Path, checked: Callable[[int], None]) -> Iterator[str]:
+def verify(where: str, checked: Callable[[int], None]) -> Iterator[str]:
     """What is wrong, file by file; `checked` is told of every byte that was looked at."""
-    manifest = read_manifest(folder, "DEST")
-    guard_of(manifest, str(folder))  # that the manifest is the one which was prepared; the rest follows from it
+    manifest = manifest_at(where, "DEST")
+    guard_of(manifest, where)  # that the manifest is the one which was prepared; the rest follows from it
+    there = _files(where)
     size = manifest.dtype.itemsize
-    expected = {shard.name: (shard.sha256, shard.items * size) for shard in manifest.shards}
-    for name, (sha256, bytes_expected) in expected.items():
-        path = folder / name
-        if not path.is_file():
-            yield f"{name} is missing"
-        elif path.stat().st_size != bytes_expected:
-            yield f"{name} has {path.stat().st_size:,} bytes instead of {bytes_expected:,}"
-        elif checksum(path) != sha256:
-            yield f"{name} is damaged: its bytes are not those that were prepared"
-        checked(bytes_expected)
+    for shard in manifest.shards:
+        file, expected = there.get(shard.name), shard.items * size
+        if not file:
+            yield f"{shard.name} is missing"
+        elif size_of(file) != expected:
+            yield f"{shard.name} has {size_of(file):,} bytes instead of {expected:,}"
+        elif _sha256(file) != shard.sha256:
+            yield f"{shard.name} is damaged: its bytes are not those that were prepared"
+        checked(expected)
     for name, sha256 in manifest.sha256.items():
-        if not (folder / name).is_file():
+        if name not in there:
             yield f"{name} is missing"
-        elif checksum(folder / name) != sha256:
+        elif _sha256(there[name]) != sha256:
             yield f"{name} is damaged, or of another dataset"
-    for path in sorted(folder.glob("shard-*.bin")):
-        if path.name not in expected:
-            yield f"{path.name} is not part of this dataset"
+    known = {shard.name for shard in manifest.shards}
+    for name in there:
+        if name.startswith("shard-") and name.endswith(".bin") and name not in known:
+            yield f"{name} is not part of this dataset"
+
+
+def _files(where: str) -> dict[str, File]:
+    found: list[File] = (
+        list(remote_files(where))
+        if is_remote(where)
+        else [path for path in sorted(Path(where).iterdir()) if path.is_file()]
+    )
+    return {file.name: file for file in found}
+
+
+def _sha256(file: File) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.data.destinations import PROGRESS, Destination
 from slipstream.data.guards import CHECKSUMS, Guard
 from slipstream.data.holding import Holds, Ids
 from slipstream.data.manifest import (
     DOCUMENTS,
     FIRSTS,
-    MANIFEST,
     PAGE,
     PAGES,
     TOKENIZER,
@@ -24,10 +24,8 @@ from slipstream.data.manifest import (
     Shard,
     checksum,
     page_of,
-    write_manifest,
 )
 
-PROGRESS = "progress.json"
 _NO_ENDS = np.empty(0, np.int64)
 
 
@@ -53,14 +51,14 @@ class ShardWriter:
 
     def __init__(
         self,
-        folder: Path,
+        dest: Destination,
         holds: Holds,
         identity: dict[str, Any],
         shard: int,
         page: int = PAGE,
         guard: Guard = CHECKSUMS,
     ) -> None:
-        self._folder, self._holds, self._guard = folder, holds, guard
+        self._dest, self._folder, self._holds, self._guard = dest, dest.folder, holds, guard
         self._identity = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
         """What it was is nobody's business: an unfinished dataset may be encrypted."""
         self._dtype = holds.dtype.newbyteorder("<")
@@ -123,8 +121,7 @@ class ShardWriter:
             seal=None,
         )
         manifest = self._guard.sign(manifest)
-        write_manifest(manifest, self._folder)
-        (self._folder / PROGRESS).unlink(missing_ok=True)
+        self._dest.finish(manifest, self._others())
         return manifest
 
     def _others(self) -> list[str]:
@@ -156,6 +153,7 @@ class ShardWriter:
             firsts = data[:: self._page // self._dtype.itemsize].tobytes()
             self._firsts.write(self._guard.close_piece(FIRSTS, self._firsts.tell(), firsts))
         self._shards.append(Shard(path.name, len(data), checksum(path)))
+        self._dest.keep(path)
         self._written += len(data)
         self._held, self._count = [], 0
 
@@ -195,12 +193,6 @@ class ShardWriter:
         path.touch()
         os.truncate(path, self.progress.sizes.get(name, 0))
         return path.open("ab")
-
-
-def refuse_if_prepared(folder: Path) -> None:
-    """A dataset is never written over."""
-    if (folder / MANIFEST).exists():
-        raise ValueError(f"{folder} is a prepared dataset already; remove it, or choose another folder")
 
 
 def write_tokenizer(folder: Path, tokenizer: bytes, guard: Guard) -> None:

@@ -23,8 +23,11 @@ def absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute()).rstrip("/") + slash
 
 
+_STORAGE = re.compile(r"(s3|gs|az|https?)://")
+_NO_NAME = WithJsonSchema({"type": "string", "not": {"enum": ["digits", "mnist", "synthetic"]}})
 FilePath = Annotated[str, AfterValidator(absolute)]
-Source = Annotated[FilePath, WithJsonSchema({"type": "string", "not": {"enum": ["digits", "mnist", "synthetic"]}})]
+Source = Annotated[FilePath, _NO_NAME]
+TextSource = Annotated[str, AfterValidator(lambda text: text if _STORAGE.match(text) else absolute(text)), _NO_NAME]
 
 
 class DataSection(Section):
@@ -37,8 +40,9 @@ class DataSection(Section):
 class TextData(DataSection):
     """Text, tokenised once and kept in a cache: `python-stdlib`, a `.txt` or `.jsonl` file, or a folder of .txt."""
 
-    source: Source
-    """`python-stdlib` (the source text of Python's own library), a path to .txt or .jsonl, or a folder of .txt."""
+    source: TextSource
+    """`python-stdlib` (the source text of Python's own library), a path to .txt or .jsonl, or a folder of .txt; also in
+    object storage (s3://bucket/file.jsonl, gs://…, az://…)."""
     sequence: Count = 256
     """Tokens in a sample."""
     tokenizer: FilePath | None = None
