@@ -238,8 +238,8 @@ def fine(server: Server) -> str:  # noqa: ARG001
 
 
 def test_a_run_waits_for_its_storage_or_saves_and_says_so(server: Server, fine: str, tmp_path: Path) -> None:
-    """The server dies under two runs. The patient one waits and goes on; the other ends with a checkpoint, and goes on
-    when it is resumed. Both learn the same."""
+    """The server is gone for 20 s under two runs. The patient one waits and goes on; the other ends with a checkpoint,
+    and goes on when it is resumed. Both learn the same."""
     values = merge(remote_job(fine), {
         "model": {"kind": "decoder", "layers": 1, "hidden": 16, "heads": 1}, "data.sequence": 32, "data.cache": "0B",
         "train.steps": 500, "train.samples": None, "train.batch": 64, "checkpoint.every": 100_000,
@@ -251,6 +251,7 @@ def test_a_run_waits_for_its_storage_or_saves_and_says_so(server: Server, fine: 
     for name, running in runs.items():
         wait_for_steps(running, tmp_path / name / "metrics.jsonl", 60)
     server.kill()
+    killed = time.monotonic()
     try:
         output, _ = runs["hasty"].communicate(timeout=60)
         assert runs["hasty"].returncode == 7, output
@@ -260,6 +261,7 @@ def test_a_run_waits_for_its_storage_or_saves_and_says_so(server: Server, fine: 
         refused = slipstream("train", tmp_path / "hasty.yaml", cwd=tmp_path)
         assert refused.returncode == 2
         assert "data.prepared: s3://data/fine/manifest.json cannot be read" in refused.stderr
+        time.sleep(max(0.0, killed + 20 - time.monotonic()))
     finally:
         server.start()
     resumed = slipstream("resume", "hasty", cwd=tmp_path)
