@@ -7,20 +7,12 @@ from pydantic import Field, field_validator, model_validator
 
 from slipstream.job.base import Section, refuse
 from slipstream.job.data import Data, DigitsData, MnistData, PreparedData, SyntheticData, TextData, of_tokens
+from slipstream.job.exchange import AllReduce, Exchange
 from slipstream.job.models import DecoderModel, HuggingFaceModel, ImportModel, Model, ResnetModel
 from slipstream.job.train import SHORT, Classification, Evaluate, MaskedToken, NextToken, Regression, Sgd, Task, Train
-from slipstream.job.units import Bytes, Count, Duration, Interval, Money, Number, Seed, Span
+from slipstream.job.units import Count, Duration, Interval, Money, Number, Seed, Span
 
 OFFLOAD_ON_CPU = "layout.offload has no effect on a CPU: the optimiser's state is in main memory already; leave it out"
-
-
-class Exchange(Section):
-    """How workers agree on an update."""
-
-    kind: Literal["allreduce"] = "allreduce"
-    """allreduce: the exact sum of all gradients, exchanged while backward still runs."""
-    bucket: Bytes = 25_000_000
-    """Gradients travel in buckets of about this size."""
 
 
 class LayoutChoice(Section):
@@ -143,7 +135,7 @@ class Job(Section):
     """What is learned from."""
     train: Train
     """The recipe."""
-    exchange: Exchange = Exchange()
+    exchange: Exchange = AllReduce()
     """How workers agree."""
     layout: LayoutChoice = LayoutChoice()
     """How the work is split."""

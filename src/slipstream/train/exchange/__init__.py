@@ -1,17 +1,19 @@
 """How workers agree on an update: one file per exchange, one line each in the table."""
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
-from slipstream.job.job import Exchange as Setting
+from slipstream.job.exchange import Exchange as Setting
+from slipstream.train.exchange.adding import build_adder
 from slipstream.train.exchange.allreduce import AllReduce
 from slipstream.train.exchange.alone import Alone
 from slipstream.train.exchange.base import Exchange, Sum
 from slipstream.train.exchange.sharded import Sharded
 
 EXCHANGES: dict[str, Callable[[list[Sum], Setting], Exchange]] = {
-    "allreduce": lambda sums, setting: AllReduce(sums, setting.bucket),
+    "allreduce": lambda sums, setting: AllReduce(sums, setting.bucket, partial(build_adder, setting)),
 }
 
 

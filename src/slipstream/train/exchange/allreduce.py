@@ -12,19 +12,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from slipstream.train.exchange.adding.base import Adder, Pending
 from slipstream.train.exchange.base import Sum
 
 
 class _Bucket:
     """Some parameters whose gradients travel as one flat tensor."""
 
-    def __init__(self, group: dist.ProcessGroup, weights: list[nn.Parameter]) -> None:
-        self.group, self.weights = group, weights
+    def __init__(self, adder: Adder, weights: list[nn.Parameter]) -> None:
+        self.adder, self.weights = adder, weights
         self.flat = torch.zeros(sum(w.numel() for w in weights), dtype=weights[0].dtype, device=weights[0].device)
         sizes = [w.numel() for w in weights]
         self.views = [part.view_as(w) for part, w in zip(torch.split(self.flat, sizes), weights, strict=True)]
         self.missing = len(weights)
-        self.sent: dist.Work | None = None
+        self.sent: Pending | None = None
 
     def put(self, index: int) -> None:
         """Take over the complete gradient of one parameter."""
@@ -40,9 +41,14 @@ class _Bucket:
 class AllReduce:
     """The exchange of several workers that hold the same parameters."""
 
-    def __init__(self, sums: list[Sum], bucket_bytes: int) -> None:
+    def __init__(
+        self,
+        sums: list[Sum],
+        bucket_bytes: int,
+        adder: Callable[[dist.ProcessGroup, list[nn.Parameter]], Adder],
+    ) -> None:
         self._buckets = [
-            _Bucket(each.group, weights)
+            _Bucket(adder(each.group, weights), weights)
             for each in sums
             if not each.last and each.group
             for weights in _fill_buckets(each.parameters, bucket_bytes)
@@ -88,7 +94,7 @@ class AllReduce:
         """Send full buckets, always in the same order: all workers must send the same one at the same time."""
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             bucket = self._buckets[self._next]
-            bucket.sent = dist.all_reduce(bucket.flat, group=bucket.group, async_op=True)
+            bucket.sent = bucket.adder.start(bucket.flat)
             self._next += 1
 
 
