@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jobs import decoder_job, merge, write_documents
+from jobs import decoder_job, write_documents
 from program import slipstream, write_job
 from slipstream.job import dump
 from slipstream.profiling import kind_of
@@ -22,9 +22,20 @@ def test_the_parts_of_a_step_add_up(tmp_path):
     names = {event.get("name") for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {"forward", "backward", "update"} <= names
     assert not (tmp_path / "runs").exists()
-    split = write_job(tmp_path, merge(dump(job), {"layout": {"tensor": 2}}), "split.yaml")
-    refused = slipstream("profile", split, cwd=tmp_path)
-    assert refused.returncode == 2 and "layout" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--set", "layout.tensor=2"], "layout.tensor: the work of one worker"),
+        (["--set", "train.precison=fp8"], "train.precison: unknown key"),
+        (["--trace", "nowhere/trace.json"], "--trace: nowhere/trace.json cannot be written"),
+    ],
+)
+def test_what_cannot_be_is_said(words, said, tmp_path):
+    path = write_job(tmp_path, dump(decoder_job(write_documents(tmp_path / "documents.jsonl"))))
+    refused = slipstream("profile", path, *words, cwd=tmp_path)
+    assert refused.returncode == 2 and said in " ".join(refused.stderr.split()), refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -32,11 +43,13 @@ def test_the_parts_of_a_step_add_up(tmp_path):
     [
         ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "matrix"),
         ("aten::addmm", "matrix"),
+        ("aten::convolution_backward", "matrix"),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop", "attention"),
         ("_adamw", "optimiser"),
         ("void at::native::multi_tensor_apply_kernel<FusedOptimizer>", "optimiser"),
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "exchange"),
         ("Memcpy HtoD (Pinned -> Device)", "data"),
+        ("Memcpy DtoD (Device -> Device)", "memory"),
         ("triton_poi_fused_mul_silu_7", "memory"),
         ("aten::mul_", "memory"),
         ("forward", None),

@@ -19,7 +19,7 @@ from slipstream.job.models import DecoderModel
 from slipstream.plan import Machine, Plan, make_plan, this_machine
 from slipstream.plan.accelerators import find_accelerator
 from slipstream.plan.calibrate import fit_rates
-from slipstream.plan.grid import Grid
+from slipstream.plan.grid import Grid, style_of
 from slipstream.plan.profile import Profile
 from slipstream.plan.rates import Rates, fitted_rates
 from slipstream.plan.time import step_time
@@ -269,7 +269,8 @@ def rehearse_step(job: Job, machine: Machine) -> float:
 
 def measure_step(job: Job, workers: int, folder: Path) -> float:
     """Seconds of a step, the median of the steady ones."""
-    train(job, workers=workers, run_dir=folder)
+    if train(job, workers=workers, run_dir=folder).status == "stopped":
+        raise KeyboardInterrupt  # whoever ended this run meant all of them
     return _steady(list(read_lines(RunFolder(folder).metrics)))
 
 
@@ -290,7 +291,8 @@ def _predictor(job: Job, profile: Profile, machine: Machine) -> Callable[[Rates]
     work = work_of_decoder(job.model, job.data.vocabulary, job.data.sequence)
     on = profile.hardware(plan.layout.workers, plan.precision)
     grid, batch = Grid.of(plan.layout), job.train.batch
-    return lambda rates: float(step_time(work, grid, batch, on, rates).total)
+    style = style_of(plan.precision, on_gpu=plan.device == "cuda")
+    return lambda rates: float(step_time(work, grid, batch, on, rates, style).total)
 
 
 def fit(profile: Profile, measured: list[tuple[Job, float]], machine: Machine) -> Profile:

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,10 +25,14 @@ _KINDS = (
     ("exchange", r"nccl|gloo|c10d|all_?reduce"),
     ("attention", r"flash|fmha|sdpa|attention"),
     ("optimiser", r"adamw|fused_?(adam|sgd|optim)|multi_tensor"),
-    ("matrix", r"nvjet|gemm|cutlass|cublas|xmma|mkldnn|(^|_|::)(add|b|baddb)?mm(_|$)|scaled_mm"),
-    ("data", r"memcpy|^data$"),
+    ("matrix", r"nvjet|gemm|cutlass|cublas|xmma|mkldnn|conv|dgrad|wgrad|(^|_|::)(add|b|baddb)?mm(_|$)|scaled_mm"),
+    ("data", r"memcpy (htod|dtoh)|^data$"),
 )
 """By what kernels and operations are called; all others are moving memory: norms, activations, sums, the loss."""
+
+
+_Event = tuple[str, str, int, float]
+"""Name, kind, calls in a step, seconds in a step."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,8 @@ class Spent:
     step: float
     kinds: dict[str, float]
     """matrix, attention, optimiser, exchange, data, memory, idle: they add up to the step."""
-    kernels: list[tuple[str, str, int, float]]
-    """The longest: name, kind, calls in a step, seconds in a step."""
+    kernels: list[_Event]
+    """The longest."""
     flops: float
     """Of a step's products."""
     attention_flops: float
@@ -52,24 +56,28 @@ class Spent:
     bandwidth: float | None
 
 
-def profile(job: str | Path, settings: Sequence[str] = (), steps: int = 4, trace: Path | None = None) -> Spent:
-    """Run a few steps of a job under the profiler. `trace` names a file for chrome://tracing or Perfetto."""
+def profile(job: str | Path, trace: Path, settings: Sequence[str] = (), steps: int = 4) -> Spent:
+    """Run a few steps of a job under the profiler. `trace` names a file to write, for Perfetto or chrome://tracing."""
+    asked = load_job(job, settings)
     try:
-        loaded = _in_short(load_job(job, settings), WARM + steps + 2)
+        if trace.is_dir() or not trace.absolute().parent.is_dir():
+            raise ValueError(f"--trace: {trace} cannot be written: it is a folder, or in none")
+        loaded = _in_short(asked, WARM + steps + 2)
         prepare_data(loaded, lambda _: None, str(Path.cwd()))
         plan = make_plan(loaded, this_machine(), workers=1)
     except LateRefusal as error:
         raise locate(error, job, settings) from error
     except ValueError as error:
-        raise locate(LateRefusal(loaded, str(error)), job, settings) from error
+        raise locate(LateRefusal(asked, str(error)), job, settings) from error
     seconds, events = _run(loaded, plan, steps, trace)
-    return _summary(loaded, plan, seconds / steps, events, steps)
+    return _summary(loaded, plan, seconds / steps, events)
 
 
 def _in_short(job: Job, steps: int) -> Job:
     """The same job without what comes between steps."""
-    if job.layout.tensor or job.layout.pipeline or job.layout.context or (job.layout.shard or 1) > 1:
-        raise LateRefusal(job, "layout: only the work of one worker that has the whole model is profiled; leave it out")
+    split = ("shard", "tensor", "pipeline", "context")
+    if many := next((axis for axis in split if (getattr(job.layout, axis) or 1) > 1), None):
+        raise ValueError(f"layout.{many}: the work of one worker that has the whole model is profiled; leave it out")
     values = dump(job)
     lengths = dict.fromkeys((*type(job.train).LENGTHS, "ramp", "sample", "evaluate"))
     train = {key: value for key, value in {**values["train"], **lengths}.items() if value is not None}
@@ -108,7 +116,7 @@ class _Watch(Until):
             yield
 
 
-def _run(job: Job, plan: Plan, steps: int, trace: Path | None) -> tuple[float, Any]:
+def _run(job: Job, plan: Plan, steps: int, trace: Path) -> tuple[float, list[_Event]]:
     for name, value in {**compiler_environment(), "KINETO_LOG_LEVEL": "99"}.items():  # it would tell of start and end
         os.environ.setdefault(name, value)
     import torch
@@ -125,23 +133,43 @@ def _run(job: Job, plan: Plan, steps: int, trace: Path | None) -> tuple[float, A
         return pulses[0]
 
     rehearse(job, plan, pulse)
-    if trace:
-        profiler.export_chrome_trace(str(trace))
-    return pulses[0].seconds, profiler.key_averages()
+    profiler.export_chrome_trace(str(trace))
+    return pulses[0].seconds, list((_kernels if on_gpu else _operations)(profiler, steps))
 
 
-def _summary(job: Job, plan: Plan, step: float, events: Any, steps: int) -> Spent:
-    on_gpu = plan.device == "cuda"
-    spent: Counter[str] = Counter()
-    kernels: list[tuple[str, str, int, float]] = []
-    for event in events:
-        if on_gpu != (event.device_type.name == "CUDA"):
-            continue
-        took = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6 / steps
-        kind = kind_of(event.key)
-        if took and kind:
-            spent[kind] += took
-            kernels.append((event.key, kind, event.count // steps, took))
+def _kernels(profiler: Any, steps: int) -> Iterator[_Event]:
+    """What a GPU did."""
+    for event in profiler.key_averages():
+        if event.device_type.name == "CUDA" and (kind := kind_of(event.key)):
+            yield event.key, kind, event.count // steps, event.self_device_time_total / 1e6 / steps
+
+
+def _operations(profiler: Any, steps: int) -> Iterator[_Event]:
+    """What a CPU did. Optimisers are made of operations like all others: where they were called says what they are."""
+    calls: Counter[tuple[str, str]] = Counter()
+    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for event in profiler.events():
+        kind = kind_of(event.name)
+        if kind == "memory" and _in_update(event):
+            kind = "optimiser"
+        if kind:
+            calls[event.name, kind] += 1
+            seconds[event.name, kind] += event.self_cpu_time_total / 1e6
+    for (name, kind), took in seconds.items():
+        yield name, kind, calls[name, kind] // steps, took / steps
+
+
+def _in_update(event: Any) -> bool:
+    while event := event.cpu_parent:
+        if event.name == "update":
+            return True
+    return False
+
+
+def _summary(job: Job, plan: Plan, step: float, events: list[_Event]) -> Spent:
+    spent: defaultdict[str, float] = defaultdict(float)
+    for _, kind, _, took in events:
+        spent[kind] += took
     kinds = {name: spent[name] for name in (*(name for name, _ in _KINDS), "memory")}
     work = work_of(job)
     here = Here(this_machine()).hardware(1, plan.precision)
@@ -152,7 +180,7 @@ def _summary(job: Job, plan: Plan, step: float, events: Any, steps: int) -> Spen
         precision=plan.precision,
         step=step,
         kinds={**kinds, "idle": max(0.0, step - sum(kinds.values()))},
-        kernels=sorted(kernels, key=lambda kernel: -kernel[-1])[:12],
+        kernels=sorted(events, key=lambda event: -event[-1])[:12],
         flops=float(work.flops) * job.train.batch - attention,
         attention_flops=attention,
         update_bytes=each * float(work.parameters),

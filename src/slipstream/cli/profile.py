@@ -17,19 +17,22 @@ def command(
     job: Annotated[Path, typer.Argument(help="The job file.")],
     settings: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: train.batch=64.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to look at.")] = 4,
-    trace: Annotated[Path | None, typer.Option(help="Write all of it into FILE.json, for Perfetto.")] = None,
+    trace: Annotated[Path, typer.Option(help="Where to write all of it, for Perfetto (ui.perfetto.dev).")] = Path(
+        "trace.json"
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Run a few steps of a job under the profiler, on one worker, and say where their time goes."""
     from slipstream.profiling import profile
 
-    spent = profile(job, settings or [], steps, trace)
+    spent = profile(job, trace, settings or [], steps)
     if as_json:
         print(json.dumps(asdict(spent), indent=2))
         return
     _show(spent)
-    if trace:
-        print(f"the trace is in {trace}")
+    if spent.peak is None:
+        print("`slipstream probe` measures what this machine could reach, to be shown beside it")
+    print(f"all of it is in {trace}, for Perfetto")
 
 
 def _show(spent: "Spent") -> None:
@@ -54,11 +57,12 @@ def _show(spent: "Spent") -> None:
 def _reached(spent: "Spent", kind: str, seconds: float) -> str:
     """The rate, and that beside what the machine can do."""
     done, most, unit = {
-        "matrix": (spent.flops, spent.peak, "TFLOP/s"),
-        "attention": (spent.attention_flops, spent.peak, "TFLOP/s"),
-        "optimiser": (spent.update_bytes, spent.bandwidth, "TB/s"),
+        "matrix": (spent.flops, spent.peak, "FLOP/s"),
+        "attention": (spent.attention_flops, spent.peak, "FLOP/s"),
+        "optimiser": (spent.update_bytes, spent.bandwidth, "B/s"),
     }.get(kind, (0.0, None, ""))
     if not done:
         return ""
     rate = done / seconds
-    return f"{rate / 1e12:,.3g} {unit}" + (f" of {most / 1e12:,.3g}" if most else "")
+    size, prefix = (1e12, "T") if max(rate, most or 0.0) >= 1e12 else (1e9, "G")
+    return f"{rate / size:,.3g} {prefix}{unit}" + (f" of {most / size:,.3g}" if most else "")

@@ -9,7 +9,7 @@ import numpy as np
 
 from slipstream.plan.accelerators import Accelerator, find_accelerator
 from slipstream.plan.cost import THIS_MACHINE
-from slipstream.plan.grid import OURS, RECOMPUTE, Grid, Hardware, Style, of_products
+from slipstream.plan.grid import RECOMPUTE, Grid, Hardware, Style, of_products
 from slipstream.plan.layout import Layout
 from slipstream.plan.machine import Machine
 from slipstream.plan.memory import Memory, memory
@@ -48,20 +48,6 @@ class Expected:
     def step(self) -> float:
         """Seconds."""
         return float(self.times.total)
-
-
-def style_of(precision: str, on_gpu: bool = True) -> Style:
-    """Our program in a precision: in 32 and 64 bits what is kept is as long as the weights, and so is fp16's stream."""
-    ours = replace(OURS, compiled=int(on_gpu))
-    if precision in ("fp8", "fp8-rows"):
-        return replace(ours, product_bytes=1)
-    if precision == "fp16":
-        return replace(ours, stream_bytes=4)
-    longer = {"fp32": 4, "tf32": 4, "fp64": 8}.get(precision)
-    if longer is None:
-        return ours
-    names = ("gradient_bytes", "weight_bytes", "stored_weight", "kept_bytes", "stream_bytes")
-    return replace(ours, product_bytes=0, **dict.fromkeys(names, longer))  # products take the weights themselves
 
 
 class Here:
@@ -115,7 +101,7 @@ class Here:
         if on is None:
             return None
         grid = Grid.of(layout)
-        times = step_time(wanted.work, grid, wanted.batch, on, self.rates)
+        times = step_time(wanted.work, grid, wanted.batch, on, self.rates, self._style(wanted, precision))
         return Expected(times.scaled(self.correction()), self._held(wanted, layout, precision))
 
     def correction(self) -> float:
@@ -167,11 +153,11 @@ class Here:
                 return f"it fits with {words}: {held / 1e9:,.1f} GB"
         return "no layout of as many workers helps; use more of them, or a smaller model"
 
-    def _style(self, precision: str) -> Style:
-        return style_of(precision, on_gpu=bool(self.machine.gpus))
+    def _style(self, wanted: Wanted, precision: str) -> Style:
+        return wanted.style(precision, on_gpu=bool(self.machine.gpus))
 
     def _held(self, wanted: Wanted, layout: Layout, precision: str) -> Memory:
-        style = self._style(precision)
+        style = self._style(wanted, precision)
         held = memory(wanted.work, Grid.of(layout), wanted.batch, wanted.optimizer_states, style)
         held = Memory(**{field.name: float(getattr(held, field.name)) for field in fields(Memory)})
         return replace(held, optimizer=0.0) if layout.offload == "optimizer" else held
@@ -187,7 +173,7 @@ class Here:
             if on is None or precision is None:
                 continue
             grid = layouts_for(wanted, count)
-            held = memory(wanted.work, grid, wanted.batch, wanted.optimizer_states, self._style(precision))
+            held = memory(wanted.work, grid, wanted.batch, wanted.optimizer_states, self._style(wanted, precision))
             evaluated += np.size(grid.tensor)
             capacity = self.capacity(count) or 0
             fitting = np.flatnonzero(held.total <= capacity)
@@ -196,7 +182,7 @@ class Here:
             if not len(fitting):
                 refused.append(shortfall(kind, held, capacity))
                 continue
-            times = step_time(wanted.work, grid, wanted.batch, on, self.rates)
+            times = step_time(wanted.work, grid, wanted.batch, on, self.rates, self._style(wanted, precision))
             best = int(fitting[np.argmin(times.total[fitting])])
             chosen, seconds, bytes_held = (rows_of(columns, [best])[0] for columns in (grid, times, held))
             corrected = seconds.scaled(self.correction())

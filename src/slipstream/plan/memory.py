@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipstream.plan.grid import OURS, Grid, Style, compiles, micro_batches
+from slipstream.plan.grid import OURS, Grid, Style, micro_batches
 from slipstream.plan.stages import most_parameters
 from slipstream.plan.work import Number, Work
 
@@ -92,7 +92,7 @@ what it is normed to, in fp32 (llama-1b on an H200: 85.3 GB without the compiler
 def _activations(work: Work, grid: Grid, batch: Number, style: Style) -> tuple[Number, Number]:
     tokens = work.tokens * grid.micro_batch / grid.context
     along = np.where(style.sequence, grid.tensor, 1)
-    compiled = style.compiled * compiles(grid)
+    compiled = 1.0 * style.compiles(grid)
     widened = (style.compiled - compiled) * _WIDE_NORMS * (np.asarray(style.stream_bytes) < 4)
     block = tokens * (
         (style.stream_bytes / along + style.kept_bytes / np.where(style.keeps_gathered, 1, along))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from slipstream.plan.cost import FAILURES, RESTART, SAVING, Bill, Waste, bill, least_waste
-from slipstream.plan.grid import RECOMPUTE, SHARDED, Grid, Hardware, hardware_of
+from slipstream.plan.grid import RECOMPUTE, SHARDED, Grid, Hardware, Style, hardware_of, style_of
 from slipstream.plan.layout import Layout
 from slipstream.plan.memory import Memory, memory
 from slipstream.plan.offer_table import Offer
@@ -42,6 +42,8 @@ class Splits:
     context: tuple[int, ...] = (1,)
     recompute: bool = False
     """Whether its blocks are known."""
+    micro_batch: int | None = None
+    """The only one, if the job says so."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,18 @@ class Wanted:
     """How often a spot machine is taken away in an hour."""
     fixed: tuple[tuple[str, float], ...] = ()
     """What the job itself says of the layout, as columns of a grid and their values."""
+
+    eager: bool = False
+    """Whether blocks are never compiled."""
+    fixed_order: bool = False
+    """Whether a GPU must add up in a fixed order."""
+    by_rows: bool = False
+    """Whether fp8 has a scale for each row."""
+
+    def style(self, precision: str, on_gpu: bool = True) -> Style:
+        """Our program, as it does this job."""
+        own = "fp8-rows" if self.by_rows and precision == "fp8" else precision
+        return style_of(own, on_gpu, self.eager, self.fixed_order)
 
     @cached_property
     def flops(self) -> float:
@@ -162,10 +176,10 @@ def search(
     refused: list[Refused] = []
     evaluated = 0
     candidates = cache(partial(_candidates, wanted))  # kinds with as many accelerators to a machine share them
-    fitting = cache(lambda count, linked, room: _fitting(candidates(count, linked), room))
+    fitting = cache(lambda *shape, room: _fitting(candidates(*shape), room))
     for kind in kinds(offers, wanted.precisions):
-        shape = (kind.offers[0].count, int(kind.on.per_node))
-        best = _best_layouts(wanted, kind, fitting(*shape, _ROOM * kind.on.memory), rates or our_rates())
+        shape = (kind.offers[0].count, int(kind.on.per_node), kind.precision)
+        best = _best_layouts(wanted, kind, fitting(*shape, room=_ROOM * kind.on.memory), rates or our_rates())
         evaluated += np.size(candidates(*shape).total)
         if not best:
             refused.append(shortfall(kind, candidates(*shape).held, _ROOM * kind.on.memory))
@@ -220,7 +234,7 @@ def _best_layouts(
     if not np.size(grid.tensor):
         return []
     count = kind.offers[0].count
-    times = step_time(wanted.work, grid, wanted.batch, kind.on, rates)
+    times = step_time(wanted.work, grid, wanted.batch, kind.on, rates, wanted.style(kind.precision))
     total = times.total
     workers = grid.workers
     firsts = np.flatnonzero(np.diff(workers, prepend=0))
@@ -232,14 +246,14 @@ def _best_layouts(
     return list(zip(machines, layouts, rows_of(times, chosen), rows_of(held, chosen), strict=True))
 
 
-def _candidates(wanted: Wanted, count: int, linked: int) -> _Candidates:
+def _candidates(wanted: Wanted, count: int, linked: int, precision: str) -> _Candidates:
     tokens, quota = int(wanted.work.tokens), min(wanted.quota, MOST_ACCELERATORS)
     columns = _layouts(wanted.splits, wanted.batch, tokens, count, linked, quota)
     if not wanted.fixed:  # replicas that share out the optimiser's state exchange as much, hold less and update less
         worth = (columns["replicate"] == 1) | (columns["shard"] > 1)
         columns = {name: column[worth] for name, column in columns.items()}
     grid = _as_fixed(_with_recompute(columns, wanted.splits), wanted)
-    held = memory(wanted.work, grid, wanted.batch, wanted.optimizer_states)
+    held = memory(wanted.work, grid, wanted.batch, wanted.optimizer_states, wanted.style(precision))
     modes = len(RECOMPUTE) if wanted.splits.recompute and "recompute" not in dict(wanted.fixed) else 1
     return _Candidates(grid, held, held.total.reshape(-1, modes))
 
@@ -288,11 +302,11 @@ def _layouts_of(splits: Splits, batch: int, tokens: int, workers: int, linked: i
                 if workers % inside or workers // inside > batch:
                     continue
                 data = workers // inside
-                yield from _shared_out(batch, tokens, (tensor, pipeline, context), data, splits.stages, linked)
+                yield from _shared_out(splits, batch, tokens, (tensor, pipeline, context), data, linked)
 
 
 def _shared_out(
-    batch: int, tokens: int, inside: tuple[int, int, int], data: int, most_stages: int, linked: int
+    splits: Splits, batch: int, tokens: int, inside: tuple[int, int, int], data: int, linked: int
 ) -> Iterator[tuple[int, ...]]:
     tensor, pipeline, context = inside
     share = -(-batch // data)
@@ -300,13 +314,13 @@ def _shared_out(
     for shard in {1, data, near if data % near == 0 and near < data else data}:
         # The optimiser's state shared out among some is never better than among all.
         for sharded in (0,) if shard == 1 else (1, 3) if shard == data else (3,):
-            for micro_batch in _powers(share):
-                if micro_batch > 1 and micro_batch * tokens / context > _MOST_TOKENS:
+            for micro_batch in [min(splits.micro_batch, share)] if splits.micro_batch else _powers(share):
+                if micro_batch > 1 and micro_batch * tokens / context > _MOST_TOKENS and not splits.micro_batch:
                     continue
                 if pipeline > 1 and batch % (data * micro_batch):
                     continue
                 for stages in (1, 2) if pipeline > 1 else (1,):
-                    if stages == 2 and ((share // micro_batch) % pipeline or 2 * pipeline > most_stages):
+                    if stages == 2 and ((share // micro_batch) % pipeline or 2 * pipeline > splits.stages):
                         continue
                     yield (data // shard, shard, tensor, pipeline, context, micro_batch, stages, sharded)
 

@@ -38,13 +38,16 @@ def wanted_of(job: Job, work: Work, samples: float) -> Wanted:
         quota=limits.accelerators or MOST_ACCELERATORS,
         preemption=limits.preemption,
         fixed=_fixed(job.layout),
+        eager=job.train.compile is False or bool(getattr(job.model, "dropout", 0)),
+        fixed_order=job.train.deterministic,
+        by_rows=job.train.precision == "fp8-rows",
     )
 
 
 def _fixed(layout: LayoutChoice) -> tuple[tuple[str, float], ...]:
     """What a job says of its layout, in the columns of a grid."""
     said = {name: getattr(layout, name) for name in layout.model_fields_set if getattr(layout, name) is not None}
-    axes = {name: float(said[name]) for name in (*AXES, "micro_batch") if name in said}
+    axes = {name: float(said[name]) for name in AXES if name in said}
     if "sharded" in said:
         axes["sharded"] = float(SHARDED.index(said["sharded"]))
     if "recompute" in said:
@@ -62,7 +65,7 @@ def decoder_of(job: Job, vocabulary: int) -> Work | None:
 def _splits(job: Job) -> Splits:
     model = job.model
     if not isinstance(model, DecoderModel):
-        return Splits()
+        return Splits(micro_batch=job.layout.micro_batch)
     sequence = job.sequence
     heads = model.kv_heads or model.heads
     powers = [2**power for power in range(8)]
@@ -70,4 +73,5 @@ def _splits(job: Job) -> Splits:
     tensor = tuple(
         t for t in powers if heads % t == 0 and model.inner % t == 0 and all(sequence // c % t == 0 for c in context)
     )
-    return Splits(tensor, 1 if job.train.ramp else model.layers, context, recompute=True)
+    stages = 1 if job.train.ramp else model.layers
+    return Splits(tensor, stages, context, recompute=True, micro_batch=job.layout.micro_batch)
