@@ -11,6 +11,9 @@ from slipstream.plan.fit import misfits, nearest_layouts
 from slipstream.plan.layout import Layout
 from slipstream.plan.machine import ANY_MACHINE, Machine
 
+_FP8_SIZES = 16
+"""Sizes of matrices that GPUs multiply in fp8 are multiples of it."""
+
 
 class Predicted(Section):
     """What a plan is expected to take."""
@@ -50,6 +53,8 @@ def make_plan(job: Job, machine: Machine, workers: int | None = None, layout: La
         raise ValueError(f"{layout.workers} workers need as many GPUs, and there are {there}; use --workers {there}")
     if device == "cpu" and layout.offload != "none" and machine != ANY_MACHINE:
         raise ValueError(OFFLOAD_ON_CPU)
+    if job.train.precision in ("fp8", "fp8-rows") and isinstance(job.model, DecoderModel):
+        _refuse_uneven(job, job.model, layout)
     return Plan(
         machine=str(machine),
         device=device,
@@ -58,6 +63,23 @@ def make_plan(job: Job, machine: Machine, workers: int | None = None, layout: La
         threads=max(1, machine.cores // layout.workers),
         compile=_compile(job, device, layout),
     )
+
+
+def _refuse_uneven(job: Job, model: DecoderModel, layout: Layout) -> None:
+    """No GPU multiplies other sizes in fp8: they would silently stay in 16 bits."""
+    keys = model.hidden // model.heads * (model.kv_heads or model.heads)
+    found = {
+        "model.hidden": model.hidden // layout.tensor,
+        "model.feed_forward": model.inner // layout.tensor,
+        "the width of queries, keys and values": (model.hidden + 2 * keys) // layout.tensor,
+        "layout.micro_batch × data.sequence": layout.micro_batch * job.sequence // layout.context,
+    }
+    for name, size in found.items():
+        if size % _FP8_SIZES:
+            raise ValueError(
+                f"train.precision {job.train.precision} needs sizes that are multiples of {_FP8_SIZES}, and {name} is "
+                f"{size} on a worker; change it, or use bf16"
+            )
 
 
 def _compile(job: Job, device: Literal["cpu", "cuda"], layout: Layout) -> bool:
