@@ -1,0 +1,112 @@
+"""What only a GPU computes, beside the plain expression of it: run where there is one."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from slipstream.data.base import IGNORED
+from slipstream.train.kernels import fp8, int8, linear_cross_entropy
+from slipstream.train.kernels.attention import attend, attend_backward, attend_plainly, attend_plainly_backward
+from slipstream.train.kernels.cross_entropy import overwrite_with_gradient
+from slipstream.train.optim.adamw import LeanAdamW
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def close(ours: Tensor, theirs: Tensor, within: float) -> None:
+    error = (ours.double().cpu() - theirs.double().cpu()).norm() / theirs.double().norm()
+    assert error < within
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_become_their_gradient(dtype):
+    from slipstream.train.kernels import score_gradient
+
+    scores = (random(37, 10_001) * 3).to(dtype)
+    targets = torch.randint(0, 10_001, (37,), generator=torch.Generator().manual_seed(0))
+    targets[::5] = IGNORED
+    ours, plain = scores.cuda(), scores.double()
+    losses = score_gradient.overwrite_with_gradient(ours, targets.cuda())
+    expected = overwrite_with_gradient(plain, targets)
+    close(losses, expected, 1e-5)
+    close(ours, plain * (targets != IGNORED).unsqueeze(1), 1e-5 if dtype == torch.float32 else 5e-3)
+
+
+@pytest.mark.parametrize("skip", [0.0, 1.0])
+def test_adamw_in_one_pass(skip):
+    made = []
+    for device in ("cpu", "cuda"):
+        weight = nn.Parameter(random(300, 41).to(device))
+        group = {"params": [weight], "weight_decay": 0.1}
+        optimizer = LeanAdamW([group], lr=1e-2, betas=(0.9, 0.95), eps=1e-8, state=torch.float32)
+        for step in range(4):
+            weight.grad = random(300, 41, seed=step).to(device)
+            optimizer.skip = torch.tensor(skip, device=device)
+            optimizer.factor = torch.tensor(0.5, device=device)
+            optimizer.step()
+        made.append(weight.detach())
+    close(made[1], made[0], 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [fp8.VALUES, fp8.GRADIENTS])
+def test_fp8_both_ways(dtype):
+    x = random(160, 208).bfloat16()
+    (here, turned), (plain, _) = fp8.quantise(x.cuda(), dtype, by_row=False), fp8.quantise(x, dtype, by_row=False)
+    assert torch.equal(here.values.float().cpu(), plain.values.float())
+    assert torch.equal(turned.values.float(), here.values.float().T)
+
+
+@pytest.mark.parametrize("linear", [fp8.linear, lambda x, w, b: fp8.linear(x, w, b, by_row=True), int8.linear])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_linear_layer_in_8_bits_learns(linear, compiled):
+    """Also where the compiler has it: once it gave no gradients there."""
+    x, weight, grad = random(64, 96), random(48, 96), random(64, 48)
+    made = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.bfloat16)):
+        leaves = [part.to(device, dtype if part is x else None).requires_grad_() for part in (x, weight)]
+        if device == "cpu":
+            y = leaves[0] @ leaves[1].double().T
+        else:
+            with torch.autocast("cuda", torch.bfloat16):
+                y = (torch.compile(linear) if compiled else linear)(*leaves, None)
+        y.backward(grad.to(device, y.dtype))
+        made.append((y.detach(), *(leaf.grad for leaf in leaves)))
+    for ours, exact in zip(made[1], made[0], strict=True):
+        close(ours, exact, 0.08)
+
+
+def test_head_and_loss_in_one():
+    hidden, weight = random(9000, 64), random(1000, 64)
+    targets = torch.randint(0, 1000, (9000,), generator=torch.Generator().manual_seed(1))
+    made = []
+    for device, compute in (
+        ("cpu", linear_cross_entropy.linear_cross_entropy_plainly),
+        ("cuda", linear_cross_entropy.linear_cross_entropy),
+    ):
+        leaves = [part.to(device).requires_grad_() for part in (hidden, weight)]
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = compute(*leaves, targets.to(device))
+        loss.backward()
+        made.append((loss.detach(), *(leaf.grad for leaf in leaves)))
+    for ours, exact in zip(made[1], made[0], strict=True):
+        close(ours, exact, 1e-2)
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_attention_to_a_part_of_the_keys(dtype, within):
+    q, k, v, grad = (random(2, 4, 128, 64, seed=number).to(dtype) for number in range(4))
+    there = [part.cuda() for part in (q, k, v, grad)]
+    output, total = attend(*there[:3], causal=True)
+    made = (output, total, *attend_backward(there[3], *there[:3], output, total, True))
+    exact = [part.double() for part in (q, k, v, grad)]
+    plain, plain_total = attend_plainly(*exact[:3], True)
+    for ours, theirs in zip(
+        made,
+        (plain, plain_total, *attend_plainly_backward(exact[3], *exact[:3], plain, plain_total, True)),
+        strict=True,
+    ):
+        close(ours, theirs, within)
