@@ -66,7 +66,8 @@ def block_mask(begins: Tensor) -> Mask:
     last = (first + _BLOCK - 1).clamp(max=length - 1)
     earlier, same = first < first.unsqueeze(-1), first == first.unsqueeze(-1)
     some = (last >= begins[:, first].unsqueeze(-1)) & (earlier | same)
-    whole = (first >= begins[:, last].unsqueeze(-1)) & earlier
+    full = last - first == _BLOCK - 1  # a last one that is shorter is always looked at, as torch does
+    whole = (first >= begins[:, last].unsqueeze(-1)) & earlier & full.unsqueeze(-1)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
         return (key >= begins[batch, query]) & (key <= query)
