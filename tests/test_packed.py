@@ -19,10 +19,12 @@ from pool import Pool, forget_after
 from program import slipstream, write_job
 from slipstream.data import open_dataset
 from slipstream.data.beginnings import beginnings
+from slipstream.data.keys import KEY, new_key
 from slipstream.data.manifest import DOCUMENTS
 from slipstream.data.mixing import Mixed
 from slipstream.data.pages import DamagedShard
 from slipstream.data.prepared import Prepared
+from slipstream.data.sealing import guard_to_write
 from slipstream.data.shards import Shards
 from slipstream.data.tokenizer import Ids
 from slipstream.data.writing import ShardWriter
@@ -31,6 +33,7 @@ from slipstream.job.models import DecoderModel
 from slipstream.train.models.decoder import Decoder
 from slipstream.train.models.dropout import SampleKeys
 from slipstream.train.models.packed import Packed, pack, reset_with_documents
+from test_data_encrypted import opened
 from test_data_prepared import flip
 
 BOTH = ("attention", "positions")
@@ -51,10 +54,13 @@ def test_beginnings_are_those_of_the_documents(lengths: list[int], length: int, 
     assert found.tolist() == [naive(lengths, start, length) for start in starts]
 
 
-def write_tokens(folder: Path, lengths: list[int], shard: int) -> Prepared:
-    writer = ShardWriter(folder, Ids(1000, None, None), {}, shard=2 * shard, page=6)
+def write_tokens(folder: Path, lengths: list[int], shard: int, encrypt: bool) -> Prepared:
+    guard = guard_to_write(folder, encrypt)
+    writer = ShardWriter(folder, Ids(1000, None, None), {}, shard=2 * shard, page=6, guard=guard)
     writer.add(np.zeros(sum(lengths), np.uint16), np.cumsum(lengths))
-    return Prepared(Shards(folder, writer.finish()), sequence=7, shift=1, documents=True)
+    manifest = writer.finish()
+    shards = opened(folder) if encrypt else Shards(folder, manifest)
+    return Prepared(shards, sequence=7, shift=1, documents=True)
 
 
 @settings(deadline=None, max_examples=10)
@@ -65,8 +71,11 @@ def write_tokens(folder: Path, lengths: list[int], shard: int) -> Prepared:
 def test_samples_bring_their_beginnings_along(
     sets: tuple[list[int], ...], shard: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Wherever shards end, in any order, and in a mix."""
-    parts = [write_tokens(tmp_path_factory.mktemp("tokens"), lengths, shard) for lengths in sets]
+    """Wherever shards end, in any order, mapped or decrypted, and in a mix."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(KEY, new_key())
+        folders = [tmp_path_factory.mktemp("tokens") for _ in sets]
+        parts = [write_tokens(folder, sets[n], shard, encrypt=n == 1) for n, folder in enumerate(folders)]
     mixed = Mixed(parts, [1, 1])
     numbers = np.random.default_rng(shard).permutation(len(mixed))
     found = mixed.fetch(numbers).begins
