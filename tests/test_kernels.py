@@ -7,12 +7,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention.flex_attention import create_block_mask
 
 from slipstream.data.base import IGNORED
 from slipstream.job.models import DecoderModel
 from slipstream.plan import Plan
 from slipstream.train.kernels import fp8, int8, linear_cross_entropy
 from slipstream.train.kernels.attention import attend, attend_backward, attend_plainly, attend_plainly_backward
+from slipstream.train.kernels.document_attention import (
+    attend_within,
+    attend_within_plainly,
+    block_mask,
+    document_mask,
+)
 from slipstream.train.kernels.short import shorten_products
 from slipstream.train.models.decoder import Decoder
 from slipstream.train.optim.adamw import LeanAdamW, round_at_random
@@ -39,6 +46,53 @@ def test_attention_to_a_part_of_the_keys(dtype, queries, keys, causal):
     expected = (plain, plain_total, *attend_plainly_backward(exact[3], *exact[:3], plain, plain_total, causal))
     for ours, theirs in zip(made, expected, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=TOLERANCES[dtype], atol=4 * TOLERANCES[dtype])
+
+
+def begins_of(length: int, *rows: list[int]) -> torch.Tensor:
+    """Sequences in which documents begin at these places."""
+    begins = torch.zeros(len(rows), length, dtype=torch.int64)
+    for row, places in zip(begins, rows, strict=True):
+        for place in sorted(places):
+            row[place:] = place
+    return begins
+
+
+PLACES = st.lists(st.integers(0, 700), max_size=6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 70), PLACES, PLACES, st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 2)]))
+def test_attention_within_documents(length, one, other, heads):
+    begins = begins_of(length, [place // 10 for place in one], [place // 10 for place in other])
+    values = [
+        random(torch.float64, 2, count, length, 8) + shift
+        for count, shift in zip(heads[:1] + heads[1:] * 2, range(3), strict=True)
+    ]
+    mask, made = document_mask(begins, torch.float64, 8), []
+    for compute in (partial(attend_within, mask=mask), partial(attend_within_plainly, begins=begins)):
+        leaves = [x.clone().requires_grad_() for x in values]
+        y = compute(*leaves)
+        made.append((y.detach(), *torch.autograd.grad(y.square().sum(), leaves)))
+    for ours, theirs in zip(*made, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 700), PLACES, PLACES)
+def test_blocks_are_those_that_looking_at_all_tokens_gives(length, one, other):
+    blocks = block_mask(begins_of(length, one, other))
+    looked_at = create_block_mask(blocks.mask_mod, 2, None, length, length, device="cpu")
+    assert torch.equal(blocks.to_dense(), looked_at.to_dense())
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(blocks, name), getattr(looked_at, name))
+
+
+def test_flex_attention_within_documents():
+    """On a CPU it has a forward alone."""
+    q, k, v = (random(torch.float32, 2, heads, 300, 16) for heads in (4, 2, 2))
+    begins = begins_of(300, [7, 8, 130], [260])
+    made = attend_within(q, k, v, block_mask(begins))
+    torch.testing.assert_close(made, attend_within_plainly(q, k, v, begins), rtol=1e-4, atol=1e-5)
 
 
 @settings(max_examples=40, deadline=None)

@@ -33,12 +33,14 @@ class Facts:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some samples, fetched together. The first dimension of both tensors is the sample."""
+    """Some samples, fetched together. The first dimension of all tensors is the sample."""
 
     inputs: "torch.Tensor"
     """Token ids (int64) or numbers (float32, or bytes)."""
     targets: "torch.Tensor"
     """Token ids or classes (int64, IGNORED where nothing is to be predicted), or numbers (float32)."""
+    begins: "torch.Tensor | None" = None
+    """The place in the sequence at which each token's document begins (int64), where the job resets something there."""
 
 
 class Dataset(Protocol):

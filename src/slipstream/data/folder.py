@@ -32,11 +32,19 @@ class Folder:
                     f"{path} has {path.stat().st_size:,} bytes instead of {expected:,}; copy it again, or prepare the "
                     "dataset again"
                 )
-            self._maps[shard] = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+            self._maps[shard] = _mapped(path)
         return self._maps[shard]
+
+    def map_file(self, name: str) -> memoryview:
+        """All bytes of another file that has some."""
+        return _mapped(self._existing(name)).data
 
     def _existing(self, name: str) -> Path:
         path = self._path / name
         if not path.is_file():
             raise DamagedShard(f"{path} is missing; copy it again, or prepare the dataset again")
         return path
+
+
+def _mapped(path: Path) -> np.ndarray:
+    return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)

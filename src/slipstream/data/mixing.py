@@ -39,8 +39,9 @@ class Mixed:
             for n, (part, here) in enumerate(zip(self.parts, rows, strict=True))
         ]
         place = torch.from_numpy(np.argsort(np.concatenate(rows), kind="stable"))
-        inputs, targets = (torch.cat([getattr(batch, name) for batch in fetched]) for name in ("inputs", "targets"))
-        return Batch(inputs[place], targets[place])
+        known = [vars(batch) for batch in fetched]
+        parts = {name: [each[name] for each in known] for name, part in known[0].items() if part is not None}
+        return Batch(**{name: torch.cat(part)[place] for name, part in parts.items()})
 
     def _rows(self, indices: np.ndarray) -> list[np.ndarray]:
         """Which of these samples are in each dataset."""

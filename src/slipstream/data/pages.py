@@ -72,10 +72,21 @@ class Pages:
 
 
 def checked(data: bytes, name: str, manifest: Manifest, where: str, guard: Guard = CHECKSUMS) -> bytes:
-    """What is in a small file of a dataset, if it is what was prepared."""
-    opened = guard.open_file(name, data) if hashlib.sha256(data).hexdigest() == manifest.sha256[name] else None
+    """What is in a file beside the shards, if it is what was prepared."""
+    check_file(data, name, manifest, where)
+    opened = guard.open_file(name, data)
     if opened is None:
-        raise DamagedShard(
-            f"{where}/{name} is damaged, or of another dataset; copy it again, or prepare the dataset again"
-        )
+        raise _damaged_file(name, where)
     return opened
+
+
+def check_file(data: Bytes, name: str, manifest: Manifest, where: str) -> None:
+    """Raises DamagedShard if these are not the bytes that were stored."""
+    if hashlib.sha256(data).hexdigest() != manifest.sha256[name]:
+        raise _damaged_file(name, where)
+
+
+def _damaged_file(name: str, where: str) -> DamagedShard:
+    return DamagedShard(
+        f"{where}/{name} is damaged, or of another dataset; copy it again, or prepare the dataset again"
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.data.base import Batch, Dataset, Facts
+from slipstream.data.beginnings import beginnings
 from slipstream.data.folder import Folder
 from slipstream.data.held import HeldShards, Source, pages_folder, remote_manifest
 from slipstream.data.holding import Ids, Samples
@@ -27,14 +28,15 @@ _IMPATIENT = 8.0
 
 
 class Prepared:
-    """Sample i is tokens[i·S : i·S + S + shift] of the row of all tokens."""
+    """Sample i is tokens[i·S : i·S + S + shift] of the row of all tokens. With `documents` it says where they begin."""
 
-    def __init__(self, shards: Shards | HeldShards, sequence: int, shift: int) -> None:
+    def __init__(self, shards: Shards | HeldShards, sequence: int, shift: int, documents: bool = False) -> None:
         manifest = shards.manifest
         self.facts = Facts(inputs=(sequence,), outputs=manifest.ids.vocabulary, tokens=True)
         self.together = max(1, manifest.page // manifest.dtype.itemsize // sequence)
         """Samples of a page: those that are fetched at once."""
         self._shards, self._sequence, self._shift = shards, sequence, shift
+        self._documents = shards.documents() if documents else None
 
     def __len__(self) -> int:
         return (self._shards.manifest.items - self._shift) // self._sequence
@@ -48,7 +50,10 @@ class Prepared:
 
         rows = self._shards.rows(indices * self._sequence, self._sequence + self._shift).astype(np.int64)
         inputs, targets = rows[:, : self._sequence], rows[:, self._shift :]
-        return Batch(torch.from_numpy(inputs), torch.from_numpy(targets))
+        if self._documents is None:
+            return Batch(torch.from_numpy(inputs), torch.from_numpy(targets))
+        begins = beginnings(self._documents, indices * self._sequence, self._sequence)
+        return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), torch.from_numpy(begins))
 
 
 def prepared_tokenizer(data: PreparedData) -> bytes | None:
@@ -79,6 +84,11 @@ def check_prepared(data: PreparedData) -> None:
     except ValueError as error:
         raise ValueError(f"data.prepared: {error}") from None
     shares_of(list(data.weights.values()))
+    if data.reset and all(manifest.documents == 1 for manifest in manifests.values()):
+        raise ValueError(
+            "data.reset has no effect: all tokens are one document; remove it, or prepare each document as one (a .npy "
+            "file is one)"
+        )
     (first, known), *others = manifests.items()
     for where, manifest in others:
         tokenisers = {found.sha256.get(TOKENIZER) for found in (known, manifest) if not found.seal}
@@ -106,7 +116,8 @@ def _open(where: str, data: PreparedData, job: Job) -> Dataset:
         return PreparedSamples(_shards(where, data, manifest), manifest.holds, job.task.kind, where)
     if data.sequence is None:
         raise ValueError(f"data.prepared: {where} holds tokens; say with data.sequence how many make a sample")
-    return Prepared(_shards(where, data, manifest), data.sequence, _shift(where, data.sequence, manifest, job))
+    shift = _shift(where, data.sequence, manifest, job)
+    return Prepared(_shards(where, data, manifest), data.sequence, shift, documents=bool(data.reset))
 
 
 def _shift(where: str, sequence: int, manifest: Manifest, job: Job) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 
 from slipstream.data.folder import Folder
 from slipstream.data.manifest import DOCUMENTS, PAGES, Manifest
-from slipstream.data.pages import Pages, checked
+from slipstream.data.pages import Pages, check_file
 
 
 class Shards:
@@ -33,8 +33,9 @@ class Shards:
 
     def documents(self) -> np.ndarray:
         """Where each document begins, and last where the last one ends."""
-        data = bytes(self._files.read(DOCUMENTS))
-        return np.frombuffer(checked(data, DOCUMENTS, self.manifest, self._files.address), "<i8")
+        data = self._files.map_file(DOCUMENTS)
+        check_file(data, DOCUMENTS, self.manifest, self._files.address)
+        return np.frombuffer(data, "<i8")
 
     def _across(self, shard: int, place: int, length: int) -> np.ndarray:
         """Items that begin in one shard and end in another."""

@@ -82,6 +82,7 @@ class TokenData(DataSection):
 
 Address = Annotated[str, AfterValidator(lambda text: text if _REMOTE.match(text) else absolute(text))]
 Weight = Annotated[Number, Field(gt=0)]
+Reset = Literal["attention", "positions"]
 
 
 class PreparedData(DataSection):
@@ -92,6 +93,9 @@ class PreparedData(DataSection):
     are mixed by weights: {web: 0.7, code: 0.3}."""
     sequence: Count | None = None
     """Tokens in a sample; not where whole samples were prepared."""
+    reset: tuple[Reset, ...] = ()
+    """What begins anew with each document in a sequence. attention: a token sees only tokens of its own document.
+    positions: they are counted from where its document begins in the sequence. Default: nothing."""
     cache: BytesOrZero | None = None
     """How much of this machine's disk pages of remote datasets may take; 0B for none. Default: 20GB."""
     patience: Duration | None = None
@@ -105,9 +109,15 @@ class PreparedData(DataSection):
 
     @model_validator(mode="after")
     def _check(self) -> "PreparedData":
+        problems = []
         if not any(map(_REMOTE.match, self.weights)):
             given = [name for name in ("cache", "patience") if getattr(self, name) is not None]
-            refuse([f"{name} has an effect only where the dataset is remote; remove it" for name in given])
+            problems += [f"{name} has an effect only where the dataset is remote; remove it" for name in given]
+        if self.reset and self.sequence is None:
+            problems.append("reset has an effect only on tokens, which need sequence; whole samples have no documents")
+        if len(set(self.reset)) < len(self.reset):
+            problems.append("reset names something twice; attention and positions are enough once")
+        refuse(problems)
         return self
 
 
@@ -229,6 +239,11 @@ Data = Annotated[
     | Annotated[ImportData, Tag("import")],
     Discriminator(_choose),
 ]
+
+
+def reset_of(data: DataSection) -> tuple[Reset, ...]:
+    """What begins anew with each document in a sequence."""
+    return data.reset if isinstance(data, PreparedData) else ()
 
 
 def of_tokens(data: DataSection) -> bool:

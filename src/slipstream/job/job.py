@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from slipstream.job.base import Section, refuse
-from slipstream.job.data import Data, DigitsData, MnistData, PreparedData, SyntheticData, TextData, of_tokens
+from slipstream.job.data import Data, DigitsData, MnistData, PreparedData, SyntheticData, TextData, of_tokens, reset_of
 from slipstream.job.exchange import AllReduce, Exchange
 from slipstream.job.models import DecoderModel, HuggingFaceModel, ImportModel, Model, ResnetModel
 from slipstream.job.train import SHORT, Classification, Evaluate, MaskedToken, NextToken, Regression, Sgd, Task, Train
@@ -226,6 +226,8 @@ class Job(Section):
             problems.append("train.precision tf32 exists on NVIDIA GPUs only; use fp32 on a CPU")
         if train.precision in SHORT and not isinstance(self.model, DecoderModel):
             problems.append(f"train.precision {train.precision} is for the blocks of decoders; use bf16")
+        if reset_of(self.data) and not isinstance(self.model, DecoderModel):
+            problems.append("data.reset is for model.kind decoder: other models are not told of documents; remove it")
         if self.layout.offload == "optimizer" and self.machines.device == "cpu":
             problems.append(OFFLOAD_ON_CPU)
         if self.layout.offload == "optimizer" and isinstance(train.optimizer, Sgd):

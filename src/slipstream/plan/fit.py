@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from math import log2
 
 from slipstream.job import Job
+from slipstream.job.data import reset_of
 from slipstream.job.models import DecoderModel, HuggingFaceModel, ImportModel
 from slipstream.plan.layout import SPOKEN, Layout
 
@@ -59,6 +60,8 @@ def _decoder_misfits(job: Job, model: DecoderModel, layout: Layout) -> Iterator[
         yield f"layout.tensor ({tensor}) must divide the feed-forward width ({model.inner})"
     if layout.stages > model.layers:
         yield f"layout.pipeline needs {layout.stages} stages ({layout.schedule}), and model.layers is {model.layers}"
+    if layout.context > 1 and "attention" in reset_of(job.data):
+        yield "layout.context cannot keep attention inside documents: take attention out of data.reset, or use tensor"
     sequence = getattr(job.data, "sequence", None)
     if sequence and layout.context > 1 and sequence % (2 * layout.context):
         yield f"data.sequence ({sequence}) must be a multiple of {2 * layout.context}: twice layout.context"

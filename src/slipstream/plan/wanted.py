@@ -2,6 +2,7 @@
 
 from slipstream.job import Job
 from slipstream.job.base import Section
+from slipstream.job.data import reset_of
 from slipstream.job.job import LayoutChoice
 from slipstream.job.models import DecoderModel
 from slipstream.job.train import Adam, AdamW, Lamb, Lars, Momentum, Nesterov, Sgd
@@ -69,7 +70,10 @@ def _splits(job: Job) -> Splits:
     sequence = job.sequence
     heads = model.kv_heads or model.heads
     powers = [2**power for power in range(8)]
-    context = tuple(c for c in powers if c == 1 or (sequence % (2 * c) == 0 and sequence // c >= _SHORTEST_CONTEXT))
+    ring = "attention" not in reset_of(job.data)  # it does not stop at documents
+    context = tuple(
+        c for c in powers if c == 1 or (ring and sequence % (2 * c) == 0 and sequence // c >= _SHORTEST_CONTEXT)
+    )
     tensor = tuple(
         t for t in powers if heads % t == 0 and model.inner % t == 0 and all(sequence // c % t == 0 for c in context)
     )

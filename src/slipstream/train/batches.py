@@ -45,6 +45,8 @@ class MicroBatch:
     """Where each sample stands in the run: what its dropout masks are made from."""
     indices: np.ndarray
     """Which sample of the data each one is: what an error names."""
+    begins: Tensor | None = None
+    """Of sequences: the place at which each token's document begins, where something is reset there."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,8 @@ class Batches:
         for step, some in zip(steps, mine, strict=True):
             cuts = [slice(done + at, done + min(at + each, len(some))) for at in range(0, len(some), each)]
             parts = [MicroBatch(batch.inputs[cut], batch.targets[cut], places[cut], indices[cut]) for cut in cuts]
+            if batch.begins is not None:
+                parts = [replace(part, begins=batch.begins[cut]) for part, cut in zip(parts, cuts, strict=True)]
             made.append(Share(starts[step], starts[step + 1] - starts[step], parts))
             done += len(some)
         return made
@@ -171,7 +175,7 @@ class Batches:
         self.lost = error
 
         def fetch(_: np.ndarray, indices: np.ndarray) -> Batch:
-            parts = (known.inputs, known.targets)
+            parts = (known.inputs, known.targets, *([] if known.begins is None else [known.begins]))
             return Batch(*(part[:1].repeat(len(indices), *[1] * (part.dim() - 1)) for part in parts))
 
         return fetch

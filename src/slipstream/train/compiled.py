@@ -8,9 +8,9 @@ from threading import Thread
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from slipstream.train.models.decoder import Decoder
+from slipstream.train.models.decoder import Decoder, Rotation
 from slipstream.train.models.resnet import Resnet
 
 Forward = Callable[..., Any]
@@ -40,11 +40,20 @@ def compile_model(model: nn.Module, blocks: Sequence[nn.Module], keep_little: bo
         blocks = [model.stem, *model.blocks]
     if isinstance(model, Decoder):
         model.finish = _compiled(model.finish, keep_little)  # type: ignore[method-assign]
-        if rotation := model.rotation:
-            for block in blocks:
-                block.register_forward_pre_hook(lambda _, inputs: rotation.prepare(inputs[0].shape[1], inputs[0]))
     for block in blocks:
         block.forward = _compiled(block.forward, keep_little)
+        if isinstance(model, Decoder) and model.rotation:
+            block.forward = _turned(block.forward, model.rotation)
+
+
+def _turned(function: Forward, rotation: Rotation) -> Forward:
+    """The forward of a block, with the angles made before it: no hook, for recomputation calls none."""
+
+    def call(x: Tensor) -> Any:
+        rotation.prepare(x.shape[1], x)
+        return function(x)
+
+    return call
 
 
 def _compiled(function: Forward, keep_little: bool) -> Forward:

@@ -25,7 +25,7 @@ def judge(worker: Worker, batches: Batches, samples: np.ndarray, beat: Callable[
             numbers = samples[first : min(first + at_once, mine.stop)]
             batch = batches.fetch_held_out(numbers if len(numbers) else samples[:1])
             inputs, targets = (worker.here(model.own_tokens(part)) for part in (batch.inputs, batch.targets))
-            judged = worker.judge(inputs, targets)
+            judged = worker.judge(inputs, targets, None if batch.begins is None else worker.here(batch.begins))
             if judged is not None and model.counts and len(numbers):
                 loss, right = judged
                 sums += torch.tensor([loss, tasks.weight(job.task, targets), right], dtype=torch.float64)

@@ -1,5 +1,6 @@
 """The model as one worker runs it: its samples forward and backward, gradients on their way to the others."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.job import Job
+from slipstream.job.data import reset_of
 from slipstream.plan import Plan
 from slipstream.runs import Pulse
 from slipstream.train import tasks
@@ -17,6 +19,7 @@ from slipstream.train.models import is_built_in
 from slipstream.train.models.batchnorm import synchronise_batch_norm
 from slipstream.train.models.decoder import Decoder
 from slipstream.train.models.dropout import own_dropout
+from slipstream.train.models.packed import Packed, pack
 from slipstream.train.models.resnet import Resnet
 from slipstream.train.parallel.split import SplitModel, takes_targets
 from slipstream.train.parallel.tensor import VocabularyHead
@@ -47,7 +50,7 @@ class Worker:
         """Leave the gradients of the batch's mean loss; return this worker's part of it for each micro-batch."""
         own = [self._own(micro) for micro in share.micro_batches]
         weight = tasks.weight_of_batch(self.job, share.size) or self._agree_on_weight(own)
-        here = [replace(micro, inputs=self.here(micro.inputs), targets=self.here(micro.targets)) for micro in own]
+        here = [self._here(micro) for micro in own]
         losses = (self._through_pipeline if self.model.pipeline else self._one_by_one)(here, weight, scale)
         if not losses or not self.model.counts:
             return torch.zeros(len(losses), device=self.world.device)
@@ -59,13 +62,14 @@ class Worker:
             total = self.world.sum(torch.tensor(float(mine * self.model.counts_samples), dtype=torch.float64))
         return max(1.0, float(total))
 
-    def judge(self, inputs: Tensor, targets: Tensor) -> tuple[float, int] | None:
+    def judge(self, inputs: Tensor, targets: Tensor, begins: Tensor | None) -> tuple[float, int] | None:
         """Loss and number of right answers of samples that are not learned from, where outputs come out."""
         right = 0
-        with autocast(self.plan):
+        packed = None if self.model.pipeline else self._pack(begins)  # a stage does it itself
+        with autocast(self.plan), self._keys.again(None, Counter(), packed):
             if self._takes_targets:
                 return float(self._loss_of(inputs, targets)), right
-            outputs = self.model.forward(inputs, torch.zeros(len(inputs), dtype=torch.int64))
+            outputs = self.model.forward(inputs, torch.zeros(len(inputs), dtype=torch.int64), begins)
             if outputs is None:
                 return None
             if tasks.has_accuracy(self.job.task):
@@ -88,7 +92,7 @@ class Worker:
     def _one_by_one(self, micro_batches: list[MicroBatch], weight: float, scale: float) -> list[Tensor]:
         losses = []
         for number, micro in enumerate(micro_batches, 1):
-            with self._pulse.during("forward"), self._around(micro.positions):
+            with self._pulse.during("forward"), self._around(micro.positions, micro.begins):
                 loss = self._loss_of(micro.inputs, micro.targets) / weight
             if number == len(micro_batches):
                 self.model.exchange.begin()
@@ -103,11 +107,11 @@ class Worker:
                 return self._loss_sum(outputs, targets) / weight * scale
 
         assert self.model.pipeline, "called for it"
-        inputs, targets, positions = (
-            torch.cat([getattr(micro, name) for micro in micro_batches]) for name in ("inputs", "targets", "positions")
-        )
+        names = ("inputs", "targets", "positions", *(["begins"] if micro_batches[0].begins is not None else []))
+        known = {name: torch.cat([getattr(micro, name) for micro in micro_batches]) for name in names}
+        inputs, targets = known.pop("inputs"), known.pop("targets")
         with self._pulse.during("forward"):
-            losses = self.model.pipeline.forward_backward(inputs, targets, positions, len(micro_batches), loss)
+            losses = self.model.pipeline.forward_backward(inputs, targets, known, len(micro_batches), loss)
         self.model.exchange.begin()
         return [value.detach() / scale for value in losses]
 
@@ -115,6 +119,10 @@ class Worker:
         """This worker's part of the sequences."""
         inputs, targets = (self.model.own_tokens(part) for part in (micro.inputs, micro.targets))
         return replace(micro, inputs=inputs, targets=targets)
+
+    def _here(self, micro: MicroBatch) -> MicroBatch:
+        begins = None if micro.begins is None else self.here(micro.begins)
+        return replace(micro, inputs=self.here(micro.inputs), targets=self.here(micro.targets), begins=begins)
 
     def here(self, samples: Tensor) -> Tensor:
         """On this worker's device, as the model takes them; what computes there is not waited for."""
@@ -127,16 +135,24 @@ class Worker:
         return samples
 
     @contextmanager
-    def _around(self, positions: Tensor) -> Iterator[None]:
+    def _around(self, positions: Tensor, begins: Tensor | None = None) -> Iterator[None]:
         """Around the forward of these samples."""
         seed_everything(self.job.seed, int(positions[0]))
-        with self._keys.of(positions), autocast(self.plan):
+        with self._keys.of(positions, self._pack(begins)), autocast(self.plan):
             yield
+
+    def _pack(self, begins: Tensor | None) -> Packed | None:
+        if begins is None:
+            return None
+        assert isinstance(self.model.whole, Decoder), "the job admits no other"
+        return pack(begins, self.model.whole, reset_of(self.job.data), compute_dtype(self.plan))
 
 
 def _choose_attention(model: Decoder, job: Job, plan: Plan, device: torch.device) -> None:
     section, tensor, dtype = model.section, plan.layout.tensor, compute_dtype(plan)
     length = getattr(job.data, "sequence", None)
+    if "attention" in reset_of(job.data):  # which has its own kernel
+        return
     if length and dtype in (torch.bfloat16, torch.float16) and plan.layout.context == 1:  # a ring has its own kernels
         queries = (plan.layout.micro_batch, section.heads // tensor, length, section.hidden // section.heads)
         use_fastest(queries, (section.kv_heads or section.heads) // tensor, dtype, device)

@@ -16,6 +16,8 @@ from slipstream.train.models.initial import normal_rows
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From queries [B, heads, T, size], keys and values [B, kv_heads, T, size] to what is attended to, like the queries."""
+Count = Callable[[int, torch.device], Tensor]
+"""The places of so many tokens: [T], or [B, T] where they differ from sample to sample."""
 _ROOT = math.sqrt(2 / math.pi)
 _STD = 0.02  # of the initial weights, in GPT-2 and Llama alike
 
@@ -124,7 +126,7 @@ class Embed(nn.Module):
         self.tokens = Embedding(vocabulary, section.hidden)
         self.positions = Embedding(context, section.hidden) if section.positions == "learned" else None
         self.dropout = nn.Dropout(section.dropout)
-        self.places = count_tokens
+        self.places: Count = count_tokens
 
     def forward(self, inputs: Tensor) -> Tensor:
         x: Tensor = self.tokens(inputs)
@@ -195,7 +197,9 @@ class Rotation(nn.Module):
     def __init__(self, section: DecoderModel) -> None:
         super().__init__()
         self.theta, self.size = section.rope_theta, section.hidden // section.heads
-        self.places = count_tokens
+        self.places: Count = count_tokens
+        self.whose: Callable[[], object] = lambda: None
+        """The samples that the places are of, where they differ from sample to sample."""
         self._wanted: object = None
         self._angles: tuple[Tensor, Tensor] | None = None
 
@@ -208,12 +212,13 @@ class Rotation(nn.Module):
         return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).type_as(x)
 
     def prepare(self, length: int, like: Tensor) -> None:
-        """Have the angles of so many tokens at hand: they are the same for every layer and every step."""
+        """Have the angles of so many tokens at hand: they are the same for every layer and, as a rule, every step."""
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        wanted = (length, dtype, like.device, self.places)
+        wanted = (length, dtype, like.device, self.places, self.whose())
         if self._wanted != wanted:
             speeds = 1.0 / self.theta ** (torch.arange(0, self.size, 2, device=like.device, dtype=dtype) / self.size)
-            angles = torch.outer(self.places(length, like.device).to(dtype), speeds)
+            places = self.places(length, like.device).to(dtype)
+            angles = torch.outer(places, speeds) if places.dim() == 1 else places[:, None, :, None] * speeds
             cos, sin = angles.cos(), angles.sin()
             self._wanted, self._angles = wanted, (torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
 

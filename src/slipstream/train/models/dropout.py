@@ -10,30 +10,36 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from slipstream.train.models.packed import Packed
 
 _LEVELS = 2**16  # a probability is rounded to one of these; the scale uses the rounded one, so the mean is exact
 
 
 class SampleKeys:
-    """The samples that pass through a model now. One object for all dropout layers of the model."""
+    """The samples that pass through a model now. One object for all layers of the model that ask."""
 
     def __init__(self) -> None:
         self.positions: Tensor | None = None
         """Each sample's position in the run, [samples]."""
         self.calls: Counter[int] = Counter()
         """How often each layer was called for them: a layer used twice must not drop the same elements twice."""
+        self.packed: Packed | None = None
+        """Where documents begin in them, if something is reset there."""
         self.places: Callable[[int, torch.device], Tensor] | None = None
         """Where the tokens at hand stand in their sequence, for inputs [samples, tokens, …] in parts."""
         self._watched = False
 
     @contextmanager
-    def of(self, positions: Tensor) -> Iterator[None]:
+    def of(self, positions: Tensor, packed: "Packed | None" = None) -> Iterator[None]:
         """Around the forward of these samples, and around its backward when that recomputes activations."""
         random = None if self._watched else _random_state(positions)
-        with self.again(positions, Counter()):
+        with self.again(positions, Counter(), packed):
             yield
         if random is not None and not torch.equal(random, _random_state(positions)):
             warnings.warn(
@@ -44,14 +50,14 @@ class SampleKeys:
         self._watched = True
 
     @contextmanager
-    def again(self, positions: Tensor | None, calls: Counter[int]) -> Iterator[None]:
-        """Around the recomputation of a forward, with what `positions` and `calls` were then."""
-        before = self.positions, self.calls
-        self.positions, self.calls = positions, calls
+    def again(self, positions: Tensor | None, calls: Counter[int], packed: "Packed | None" = None) -> Iterator[None]:
+        """Around the recomputation of a forward, with what `positions`, `calls` and `packed` were then."""
+        before = self.positions, self.calls, self.packed
+        self.positions, self.calls, self.packed = positions, calls, packed
         try:
             yield
         finally:
-            self.positions, self.calls = before
+            self.positions, self.calls, self.packed = before
 
 
 class SampleDropout(nn.Module):

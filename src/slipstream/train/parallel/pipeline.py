@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from slipstream.plan import Layout
 from slipstream.train.parallel.groups import Groups
 
-Around = Callable[[Tensor], Any]
-"""Makes the context in which the samples at these positions of the run go through a stage."""
+Around = Callable[[Tensor, Any], Any]
+"""Makes the context in which the samples at these positions of the run go through a stage, by where their documents
+begin, if that is asked for."""
 _SCHEDULES = {
     "gpipe": "ScheduleGPipe",
     "1f1b": "Schedule1F1B",
@@ -32,8 +33,8 @@ class Stage(nn.Module):
         self.pieces = nn.ModuleList(piece for _, piece in pieces)
         self._around = around
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        with self._around(positions):
+    def forward(self, x: Tensor, positions: Tensor, begins: Tensor | None = None) -> Tensor:
+        with self._around(positions, begins):
             for piece in self.pieces:
                 x = piece(x)
             return x
@@ -72,16 +73,22 @@ class Pipeline:
         return self.stages[-1].number == self._layout.stages - 1
 
     def forward_backward(
-        self, inputs: Tensor, targets: Tensor, positions: Tensor, count: int, loss: Callable[[Tensor, Tensor], Tensor]
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        known: dict[str, Tensor],
+        count: int,
+        loss: Callable[[Tensor, Tensor], Tensor],
     ) -> list[Tensor]:
-        """Take so many micro-batches forward and backward; the loss of each, where the last stage is."""
+        """Take so many micro-batches forward and backward; the loss of each, where the last stage is. `known` is what
+        every stage knows of the samples."""
         self._loss = loss
         if self._schedule is None:
             self._schedule = self._make_schedule(count)
         given = (inputs,) if self.stages[0].number == 0 else ()
         losses: list[Tensor] = []
         wanted = {"target": targets, "losses": losses} if self.holds_last else {}
-        self._schedule.step(*given, **wanted, positions=positions, return_outputs=False)
+        self._schedule.step(*given, **wanted, **known, return_outputs=False)
         return losses
 
     def _make_schedule(self, count: int) -> Any:
@@ -103,7 +110,7 @@ class Pipeline:
 
         return kind(stages[0] if single else stages, count, loss_fn=call_loss, scale_grads=False)
 
-    def forward(self, inputs: Tensor, positions: Tensor) -> Tensor | None:
+    def forward(self, inputs: Tensor, positions: Tensor, begins: Tensor | None = None) -> Tensor | None:
         """Take a batch forward alone, stage by stage; the outputs where the last stage is."""
         x: Tensor | None = None
         for number in range(self._layout.stages):
@@ -116,7 +123,7 @@ class Pipeline:
             elif self._layout.pipeline > 1:
                 x = self._receive(self._ranks[(number - 1) % self._layout.pipeline])
             assert x is not None, "the stage before gave something"
-            x = stage(x, positions)
+            x = stage(x, positions, begins)
             if number < self._layout.stages - 1:
                 following = self._ranks[(number + 1) % self._layout.pipeline]
                 assert holder != following, "neighbouring stages are on different workers"

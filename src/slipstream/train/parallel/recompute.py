@@ -27,7 +27,7 @@ def recompute_blocks(blocks: Iterable[nn.Module], mode: Literal["selective", "fu
     """Wrap the forward of each block."""
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        again = keys.again(keys.positions, keys.calls)
+        again = keys.again(keys.positions, keys.calls, keys.packed)
         if mode == "full":
             return nullcontext(), again
         keeping, recalling = create_selective_checkpoint_contexts(KEPT)  # type: ignore[no-untyped-call]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.job import Job
+from slipstream.job.data import reset_of
 from slipstream.job.models import HuggingFaceModel, ImportModel
 from slipstream.plan import Plan
 from slipstream.plan.stages import balance
@@ -18,6 +19,7 @@ from slipstream.train.exchange.base import Sum
 from slipstream.train.kernels.short import shorten_products
 from slipstream.train.models.decoder import Attention, Decoder
 from slipstream.train.models.dropout import SampleKeys
+from slipstream.train.models.packed import reset_with_documents
 from slipstream.train.parallel.context import Places, RingAttention, tokens_of
 from slipstream.train.parallel.groups import Groups
 from slipstream.train.parallel.parts import Norms, Part
@@ -45,6 +47,8 @@ class SplitModel:
         self._name_of = {weight: self._canonical[name] for name, weight in model.named_parameters()}
         if isinstance(model, Decoder) and (layout.context > 1 or self.tensor):
             self._place_tokens(model, keys)
+        if isinstance(model, Decoder):
+            reset_with_documents(model, reset_of(job.data), keys)
         self.whole = model
         pieces = pieces_of(model, job)
         blocks = [piece for name, piece in pieces if name.rpartition(".")[2].isdigit()]
@@ -93,10 +97,10 @@ class SplitModel:
             return batch
         return batch[:, tokens_of(self.place.context, self.layout.context, batch.shape[1])]
 
-    def forward(self, inputs: Tensor, positions: Tensor) -> Tensor | None:
+    def forward(self, inputs: Tensor, positions: Tensor, begins: Tensor | None = None) -> Tensor | None:
         """Outputs without gradients, where they come out."""
         if self.pipeline:
-            return self.pipeline.forward(inputs, positions)
+            return self.pipeline.forward(inputs, positions, begins)
         outputs: Tensor = self.whole(inputs)
         return outputs
 
