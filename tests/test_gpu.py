@@ -67,7 +67,7 @@ def test_a_linear_layer_in_8_bits_learns(linear, compiled):
     x, weight, grad = random(64, 96), random(48, 96), random(64, 48)
     made = []
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.bfloat16)):
-        leaves = [part.to(device, dtype if part is x else None).requires_grad_() for part in (x, weight)]
+        leaves = [part.to(device, dtype if part is x else None, copy=True).requires_grad_() for part in (x, weight)]
         if device == "cpu":
             y = leaves[0] @ leaves[1].double().T
         else:
@@ -87,7 +87,7 @@ def test_head_and_loss_in_one():
         ("cpu", linear_cross_entropy.linear_cross_entropy_plainly),
         ("cuda", linear_cross_entropy.linear_cross_entropy),
     ):
-        leaves = [part.to(device).requires_grad_() for part in (hidden, weight)]
+        leaves = [part.to(device, copy=True).requires_grad_() for part in (hidden, weight)]
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss = compute(*leaves, targets.to(device))
         loss.backward()

@@ -331,7 +331,7 @@ class Train(Section):
     outliers do less harm, at some speed. int8: the same blocks, for GPUs without fp8."""
     compile: bool | None = None
     """Whether torch's compiler makes fused kernels of the model's blocks: quicker steps, after a first start that takes
-    longer. Default: for decoders on a GPU, where the layout allows it."""
+    longer. Default: for decoders and resnets on a GPU, where the layout allows it."""
     deterministic: bool = False
     """Whether a GPU adds up in a fixed order, so that the same run gives the same bits each time, as a CPU does anyway:
     attention's fastest backward does not. Steps take 3 to 8% longer (H200). An operation of your own model that has no
