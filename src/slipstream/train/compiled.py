@@ -20,6 +20,9 @@ _SHAPES = 64
 """Most shapes of a batch that are compiled for: a ramp goes through several, and judging has its own."""
 
 
+_waking: list[Thread] = []
+
+
 def wake_compiler() -> None:
     """Load torch's compiler, which takes seconds, while the model is being built."""
 
@@ -31,7 +34,14 @@ def wake_compiler() -> None:
         finally:
             sys.setswitchinterval(before)
 
-    Thread(target=load, daemon=True).start()
+    _waking.append(Thread(target=load, daemon=True))
+    _waking[-1].start()
+
+
+def await_compiler() -> None:
+    """Return when it is loaded: two threads that load parts of it at once can find each other's half done."""
+    while _waking:
+        _waking.pop().join()
 
 
 def compile_model(model: nn.Module, blocks: Sequence[nn.Module], keep_little: bool) -> None:

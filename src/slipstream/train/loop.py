@@ -16,6 +16,7 @@ from slipstream.runs import Pulse, RunFolder
 from slipstream.runs.checkpoints import Progress, read_progress
 from slipstream.train.batches import Batches, Share
 from slipstream.train.checkpoint import Checkpointer, load
+from slipstream.train.compiled import await_compiler
 from slipstream.train.control import NO_DATA, VOID, Control
 from slipstream.train.found import Found, Launched, Moment
 from slipstream.train.models import build_to_split
@@ -71,6 +72,7 @@ def train(
         recorder = Recorder(run, dataset.facts, world)
         progress = _restore(restore, model, update, world) if restore else Progress()
         recorder.start(parameters, timeline)
+        await_compiler()
 
     def settle(step: Launched) -> Found:
         with pulse.during("update"):

@@ -13,7 +13,7 @@ from slipstream.job.data import reset_of
 from slipstream.job.models import HuggingFaceModel, ImportModel
 from slipstream.plan import Plan
 from slipstream.plan.stages import balance
-from slipstream.train.compiled import compile_model
+from slipstream.train.compiled import await_compiler, compile_model
 from slipstream.train.exchange import Exchange, build_exchange
 from slipstream.train.exchange.base import Sum
 from slipstream.train.kernels.short import shorten_products
@@ -57,6 +57,8 @@ class SplitModel:
             compile_model(model, blocks, keep_little=layout.recompute == "selective")
         if layout.recompute == "full" or (layout.recompute == "selective" and not plan.compile):
             recompute_blocks(blocks, layout.recompute, keys)
+        if layout.pipeline > 1:
+            await_compiler()  # torch's pipelines load parts of it
         self.pipeline = self._cut(pieces, costs, device, around) if layout.pipeline > 1 else None
         self.modules: list[nn.Module] = list(self.pipeline.stages) if self.pipeline else [model]
         own = {id(part) for module in self.modules for part in module.modules()}
