@@ -71,6 +71,15 @@ class Pages:
         )
 
 
+def between(first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """All pages from each first to its last, each once."""
+    found = [first]
+    while (longer := first < last).any():
+        first, last = first[longer] + 1, last[longer]
+        found.append(first)
+    return np.unique(np.concatenate(found))
+
+
 def checked(data: bytes, name: str, manifest: Manifest, where: str, guard: Guard = CHECKSUMS) -> bytes:
     """What is in a small file of a dataset, if it is what was prepared."""
     opened = guard.open_file(name, data) if hashlib.sha256(data).hexdigest() == manifest.sha256[name] else None
