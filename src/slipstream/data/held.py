@@ -3,7 +3,8 @@ by side, before they are used. This machine's disk keeps those of a remote datas
 encrypted."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -118,10 +119,13 @@ class HeldShards:
             page, place, length = page + 1, 0, length - size
         return np.concatenate(parts)
 
-    def _load(self, page: int, into: memoryview) -> None:
+    @contextmanager
+    def _load(self, page: int, into: memoryview) -> Iterator[None]:
+        """Put a page into memory. The disk keeps it afterwards, when nobody is waiting for it."""
         with self._cache.locked(page):
             stored = self._cache.get(page)
             if stored is not None and self._pages.open(page, stored, into):
+                yield
                 return
             if stored is not None:
                 self._cache.forget(page)
@@ -129,6 +133,7 @@ class HeldShards:
             stored = self._source.read(self.manifest.shards[shard].name, start, end)
             if not self._pages.open(page, stored, into):
                 raise self._pages.damage(page)
+            yield
             self._cache.put(page, stored)
 
 
