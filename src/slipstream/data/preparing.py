@@ -24,7 +24,7 @@ from slipstream.data.writing import PROGRESS, ShardWriter, refuse_if_prepared, w
 from slipstream.job.data import TextData
 from slipstream.runs.cache import cache_folder
 
-BATCH = 1_000_000
+BATCH = 250_000
 """Characters that a process takes at a time."""
 
 
