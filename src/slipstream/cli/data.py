@@ -1,7 +1,9 @@
 """`slipstream data`: prepare a dataset once, look at it, check it."""
 
 import json
+import multiprocessing
 import sys
+from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,6 +49,7 @@ def prepare(
     ] = False,
 ) -> None:
     """Make shards of tokens, or of whole samples. Ended before it was done, the same command goes on where it was."""
+    _import_for_workers()
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from slipstream.data.destinations import destination
@@ -76,6 +79,13 @@ def prepare(
         print(error, file=sys.stderr)
         raise typer.Exit(REFUSED) from None
     _print_made(made, dest)
+
+
+def _import_for_workers() -> None:
+    """A process imports, beside this one, what all workers need, and is then forked into them. Not this one: the
+    tokeniser has threads, which do not survive that."""
+    multiprocessing.set_forkserver_preload(["__main__", "slipstream.data.preparing"])
+    forkserver.ensure_running()
 
 
 @app.command()

@@ -3,7 +3,8 @@ by side, before they are used. This machine's disk keeps those of a remote datas
 encrypted."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from slipstream.data.manifest import DOCUMENTS, FIRSTS, MANIFEST, PAGES, Manifes
 from slipstream.data.order import WINDOW
 from slipstream.data.page_cache import PageCache
 from slipstream.data.page_memory import PageMemory
-from slipstream.data.pages import Pages, checked
+from slipstream.data.pages import Pages, between, checked
 from slipstream.data.storage import Storage
 from slipstream.runs.cache import cache_folder
 
@@ -40,31 +41,32 @@ class HeldShards:
         self._firsts = self._read_firsts()
         self._width = -(-(manifest.page + SPARE) // self._pages.size)
         """Tokens for which a place has room."""
-        self._memory = PageMemory(min(_HELD, 2 * len(self._pages)), self._width * self._pages.size, self._fill)
+        self._memory = PageMemory(min(_HELD, 2 * len(self._pages)), self._width * self._pages.size, self._load)
         self._tokens = self._memory.bytes.reshape(-1).view(manifest.dtype)
 
-    def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """The tokens at each start and after it."""
+    def fill(self, starts: np.ndarray, made: np.ndarray) -> None:
+        """Put the tokens at each start, and those after it, into a row."""
+        length = made.shape[1]
         first, last, beyond = self._needed(starts, length)
-        needed = _between(first, last)
+        needed = between(first, last).tolist()
         if len(needed) > _HELD // 2:  # other threads need memory too
-            return self._in_halves(starts, length)
+            self._fill_halves(starts, made)
+            return
         inside = self._inside(starts)
         with self._memory.holding(needed) as places:
             begins = np.array([places[page] for page in first.tolist()], np.int64) * self._width + inside
             split = first != last
-            made = self._take(np.where(split, 0, begins), length)
+            made[:] = self._take(np.where(split, 0, begins), length)
             for row in np.flatnonzero(split).tolist():
                 here = length - int(beyond[row])
                 made[row, :here] = self._across(int(first[row]), int(inside[row]), here, places)
         if beyond.any():
             made[beyond, -1] = self._firsts[last[beyond] + 1]
-        return made
 
     def expect(self, starts: np.ndarray, length: int) -> None:
         """These will be asked for: fetch them meanwhile."""
         first, last, _ = self._needed(starts, length)
-        self._memory.expect(_between(first, last))
+        self._memory.expect(between(first, last).tolist())
 
     def documents(self) -> np.ndarray:
         """Where each document begins, and last where the last one ends."""
@@ -89,12 +91,15 @@ class HeldShards:
         found: np.ndarray = places % self.manifest.each * self._pages.size % self.manifest.page // self._pages.size
         return found
 
-    def _in_halves(self, starts: np.ndarray, length: int) -> np.ndarray:
+    def _fill_halves(self, starts: np.ndarray, made: np.ndarray) -> None:
         if len(starts) > 1:
             half = len(starts) // 2
-            return np.concatenate((self.rows(starts[:half], length), self.rows(starts[half:], length)))
-        half = length // 2
-        return np.concatenate((self.rows(starts, half), self.rows(starts + half, length - half)), axis=1)
+            self.fill(starts[:half], made[:half])
+            self.fill(starts[half:], made[half:])
+        else:
+            half = made.shape[1] // 2
+            self.fill(starts, made[:, :half])
+            self.fill(starts + half, made[:, half:])
 
     def _take(self, begins: np.ndarray, length: int) -> np.ndarray:
         """The tokens in memory at these places and after them, in one go: a loop takes longer than the copying."""
@@ -114,10 +119,13 @@ class HeldShards:
             page, place, length = page + 1, 0, length - size
         return np.concatenate(parts)
 
-    def _fill(self, page: int, into: memoryview) -> None:
+    @contextmanager
+    def _load(self, page: int, into: memoryview) -> Iterator[None]:
+        """Put a page into memory. The disk keeps it afterwards, when nobody is waiting for it."""
         with self._cache.locked(page):
             stored = self._cache.get(page)
             if stored is not None and self._pages.open(page, stored, into):
+                yield
                 return
             if stored is not None:
                 self._cache.forget(page)
@@ -125,17 +133,8 @@ class HeldShards:
             stored = self._source.read(self.manifest.shards[shard].name, start, end)
             if not self._pages.open(page, stored, into):
                 raise self._pages.damage(page)
+            yield
             self._cache.put(page, stored)
-
-
-def _between(first: np.ndarray, last: np.ndarray) -> list[int]:
-    """All pages from each first to its last."""
-    found: set[int] = set()
-    while len(first):
-        found.update(np.unique(first).tolist())
-        longer = first < last
-        first, last = first[longer] + 1, last[longer]
-    return sorted(found)
 
 
 def remote_manifest(storage: Storage, setting: str) -> Manifest:

@@ -6,10 +6,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Semaphore
 
 _LOCKS = 64
-_LOOKS_EVERY = 32
-"""Pages that are written between two looks at how much there is."""
+_WRITERS = 4
+"""Pages that a worker writes at once: the threads that fetch are twice as many."""
+_PART = 16
+"""A look at how much there is takes long where that is much. Between two looks a worker writes this part of what there
+is room for; and what is removed leaves room for this part of all."""
 
 
 class PageCache:
@@ -17,7 +21,9 @@ class PageCache:
 
     def __init__(self, folder: Path, limit: int) -> None:
         self._folder, self._limit = folder, limit
-        self._written = 0
+        self._room = 0
+        """Bytes that may be written before the next look."""
+        self._writers = Semaphore(_WRITERS)
         self._works = limit > 0
         if self._works:
             try:
@@ -47,21 +53,24 @@ class PageCache:
         return None
 
     def put(self, page: int, data: memoryview) -> None:
-        """Keep a page. Where the disk is full or cannot be written, the run goes on without."""
-        if not self._works:
+        """Keep a page, unless too many are being written: a disk may be slower than the storage. Where it is full or
+        cannot be written, the run goes on without."""
+        if not self._works or not self._writers.acquire(blocking=False):
             return
         path = self._path(page)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             draft.write_bytes(data)
             draft.rename(path)
-            self._written += 1
-            if self._written % _LOOKS_EVERY == 0:
-                self._make_room()
+            self._room -= len(data)
+            if self._room < 0:
+                self._room = self._make_room() // _PART
         except OSError as error:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
             self._do_without(error)
+        finally:
+            self._writers.release()
 
     def forget(self, page: int) -> None:
         """It was damaged."""
@@ -71,18 +80,21 @@ class PageCache:
     def _path(self, page: int) -> Path:
         return self._folder / f"{page:09d}"
 
-    def _make_room(self) -> None:
-        found: list[tuple[float, int, Path]] = []
-        for path in self._folder.parent.glob("*/[0-9]*"):  # of all datasets
-            with suppress(OSError):  # another worker may have removed it
-                stat = path.stat()
-                found.append((stat.st_mtime, stat.st_size, path))
+    def _make_room(self) -> int:
+        """Bytes for which there is room, of all datasets together."""
+        found: list[tuple[float, int, str]] = []
+        for folder in self._folder.parent.iterdir():
+            for entry in os.scandir(folder):
+                with suppress(OSError):  # another worker may have removed it
+                    stat = entry.stat()
+                    found.append((stat.st_mtime, stat.st_size, entry.path))
         total = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
-            if total <= self._limit:
-                return
-            path.unlink(missing_ok=True)
-            total -= size
+        if total > self._limit:
+            for _, size, path in sorted(found):
+                if size and total > self._limit - self._limit // _PART:  # locks are empty
+                    Path(path).unlink(missing_ok=True)
+                    total -= size
+        return self._limit - total
 
     def _do_without(self, error: OSError) -> None:
         self._works = False

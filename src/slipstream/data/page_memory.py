@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import numpy as np
 
@@ -15,7 +15,8 @@ _AT_ONCE = 8
 class PageMemory:
     """Places are taken once and used again: fresh memory would cost nearly as much as decrypting a page into it."""
 
-    def __init__(self, places: int, size: int, fill: Callable[[int, memoryview], None]) -> None:
+    def __init__(self, places: int, size: int, fill: Callable[[int, memoryview], AbstractContextManager[None]]) -> None:
+        """`fill` puts a page into memory, and may go on when the page has been handed over."""
         self.bytes = np.empty((places, size), np.uint8)
         self._fill = fill
         self._free = list(range(places))
@@ -60,15 +61,16 @@ class PageMemory:
 
     def _load(self, page: int, place: int) -> None:
         error = None
-        try:
-            self._fill(page, self.bytes[place].data)
-        except BaseException as found:  # raised where the page is needed
-            error = found
-        with self._changed:
-            self._coming.remove(page)
-            if error:
-                self._failed[page] = error
-                self._free.append(place)
-            else:
-                self._filled[page] = place
-            self._changed.notify_all()
+        with ExitStack() as handed_over:
+            try:
+                handed_over.enter_context(self._fill(page, self.bytes[place].data))
+            except BaseException as found:  # raised where the page is needed
+                error = found
+            with self._changed:
+                self._coming.remove(page)
+                if error:
+                    self._failed[page] = error
+                    self._free.append(place)
+                else:
+                    self._filled[page] = place
+                self._changed.notify_all()

@@ -71,6 +71,15 @@ class Pages:
         )
 
 
+def between(first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """All pages from each first to its last, each once."""
+    found = [first]
+    while (longer := first < last).any():
+        first, last = first[longer] + 1, last[longer]
+        found.append(first)
+    return np.unique(np.concatenate(found))
+
+
 def checked(data: bytes, name: str, manifest: Manifest, where: str, guard: Guard = CHECKSUMS) -> bytes:
     """What is in a file beside the shards, if it is what was prepared."""
     check_file(data, name, manifest, where)

@@ -48,7 +48,8 @@ class Prepared:
     def fetch(self, indices: np.ndarray) -> Batch:
         import torch
 
-        rows = self._shards.rows(indices * self._sequence, self._sequence + self._shift).astype(np.int64)
+        rows = np.empty((len(indices), self._sequence + self._shift), np.int64)
+        self._shards.fill(indices * self._sequence, rows)
         inputs, targets = rows[:, : self._sequence], rows[:, self._shift :]
         if self._documents is None:
             return Batch(torch.from_numpy(inputs), torch.from_numpy(targets))

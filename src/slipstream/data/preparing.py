@@ -25,7 +25,7 @@ from slipstream.data.tokenizer import VOCABULARY, Ids, batches, ids_of, parse_to
 from slipstream.data.writing import ShardWriter, write_tokenizer
 from slipstream.job.data import TextData
 
-BATCH = 1_000_000
+BATCH = 250_000
 """Characters that a process takes at a time."""
 
 

@@ -1,12 +1,13 @@
 """The row of all items of a prepared dataset in a folder. Every page is checked before it is used."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from slipstream.data.folder import Folder
 from slipstream.data.manifest import DOCUMENTS, PAGES, Manifest
-from slipstream.data.pages import Pages, check_file
+from slipstream.data.pages import Pages, between, check_file
 
 
 class Shards:
@@ -15,21 +16,27 @@ class Shards:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._files, self.manifest = Folder(folder, manifest), manifest
         self._pages = Pages(manifest, str(folder), bytes(self._files.read(PAGES)))
-        self._checked = np.zeros(len(self._pages), dtype=bool)
+        self._whole = np.zeros(len(self._pages), dtype=bool)
+        """Pages that were compared with their checksums."""
+        self._checks: dict[int, Future[None]] = {}
+        """Of pages that are being compared, or were found to be damaged."""
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checks")
         self._maps: dict[int, np.ndarray] = {}
 
-    def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """The items at each start and after it."""
-        self._check(starts, length)
-        made = np.empty((len(starts), length), dtype=self.manifest.dtype)
-        for row, start in enumerate(starts.tolist()):
-            shard, place = divmod(start, self.manifest.each)
+    def fill(self, starts: np.ndarray, made: np.ndarray) -> None:
+        """Put the items at each start, and those after it, into a row."""
+        length = made.shape[1]
+        for page in self._unchecked(starts, length):
+            self._check(page).result()
+        shards, places = np.divmod(starts, self.manifest.each)
+        for row, shard, place in zip(made, shards.tolist(), places.tolist(), strict=True):
             items = self._map(shard)[place : place + length]
-            made[row] = items if len(items) == length else self._across(shard, place, length)
-        return made
+            row[:] = items if len(items) == length else self._across(shard, place, length)
 
     def expect(self, starts: np.ndarray, length: int) -> None:
-        """These will be asked for: nothing to do, they are here."""
+        """These will be asked for: check their pages meanwhile."""
+        for page in self._unchecked(starts, length):
+            self._check(page)
 
     def documents(self) -> np.ndarray:
         """Where each document begins, and last where the last one ends."""
@@ -45,19 +52,21 @@ class Shards:
             shard, place, length = shard + 1, 0, length - len(parts[-1])
         return np.concatenate(parts)
 
-    def _check(self, starts: np.ndarray, length: int) -> None:
-        """Compare the pages that hold these items with their checksums, those that were not yet."""
-        first, last = self._pages.of(starts), self._pages.of(starts + length - 1)
-        if (last - first <= 1).all() and self._checked[first].all() and self._checked[last].all():
-            return
-        for low, high in zip(first.tolist(), last.tolist(), strict=True):
-            for page in range(low, high + 1):
-                if not self._checked[page]:
-                    shard, start, end = self._pages.bounds(page)
-                    stored = self._files.read(self.manifest.shards[shard].name, start, end)
-                    if not self._pages.is_whole(page, stored):
-                        raise self._pages.damage(page)
-                    self._checked[page] = True
+    def _unchecked(self, starts: np.ndarray, length: int) -> list[int]:
+        """The pages that hold these items and were not compared yet."""
+        pages = between(self._pages.of(starts), self._pages.of(starts + length - 1))
+        found: list[int] = pages[~self._whole[pages]].tolist()
+        return found
+
+    def _check(self, page: int) -> "Future[None]":
+        return self._checks.get(page) or self._checks.setdefault(page, self._pool.submit(self._compare, page))
+
+    def _compare(self, page: int) -> None:
+        shard, start, end = self._pages.bounds(page)
+        if not self._pages.is_whole(page, self._files.read(self.manifest.shards[shard].name, start, end)):
+            raise self._pages.damage(page)
+        self._whole[page] = True
+        self._checks.pop(page, None)
 
     def _map(self, shard: int) -> np.ndarray:
         if shard not in self._maps:

@@ -37,8 +37,7 @@ def spread(
                 return
             yield task
 
-    # Not by forking: the tokeniser has threads, which do not survive it.
-    with multiprocessing.get_context("spawn").Pool(workers, begin, given) as pool:
+    with multiprocessing.get_context("forkserver").Pool(workers, begin, given) as pool:
         try:
             for result in pool.imap(work, ahead()):
                 room.release()

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -43,7 +45,7 @@ class MicroBatch:
     targets: Tensor
     positions: Tensor
     """Where each sample stands in the run: what its dropout masks are made from."""
-    indices: np.ndarray
+    indices: Tensor
     """Which sample of the data each one is: what an error names."""
     begins: Tensor | None = None
     """Of sequences: the place at which each token's document begins, where something is reset there."""
@@ -70,6 +72,8 @@ class Batches:
         self._order = order_of(dataset, job.data.validation, job.seed)
         self._own_data = isinstance(job.data, ImportData)
         self.timeline = Timeline.of(job, self._order.training)
+        self._part = lru_cache(partial(plan.layout.share, rank, 0))
+        """Which samples of a step of a given size are this worker's."""
         self._window = range(0)
         self._mask_id = mask_id(job) if isinstance(job.task, MaskedToken) else None
         self._known: MicroBatch | None = None
@@ -80,6 +84,8 @@ class Batches:
     def from_sample(self, seen: int, pulse: Pulse) -> Iterator[Share]:
         """Shares of the steps after `seen` samples, fetched ahead in the background."""
         first = self.timeline.starts.index(seen)
+        if first == self.timeline.steps:  # a run that was done goes on
+            return
         # The user's own dataset may draw random numbers, which only the main thread can do reproducibly.
         ahead = self._fetch_one_by_one(first) if self._own_data else self._fetch_ahead(first)
         with closing(ahead):
@@ -87,18 +93,18 @@ class Batches:
                 began = time.perf_counter()
                 try:
                     with pulse.during("data"):
-                        share = next(ahead, None)
+                        shares = next(ahead, None)
                 except StorageGone as error:
                     others = self._others(error)
-                    first = self.timeline.starts.index(seen)
-                    for step in range(first, self.timeline.steps):
+                    for step in range(self.timeline.starts.index(seen), self.timeline.steps):
                         yield from self._shares(range(step, step + 1), others)
                     return
-                if share is None:
+                if shares is None:
                     return
-                seen = share.start + share.size
-                self._known = next(iter(share.micro_batches), self._known)
-                yield replace(share, waited=time.perf_counter() - began)
+                self._known = next((micro for share in shares for micro in share.micro_batches), self._known)
+                seen = shares[-1].start + shares[-1].size
+                yield replace(shares[0], waited=time.perf_counter() - began)
+                yield from shares[1:]
 
     @property
     def held_out(self) -> int:
@@ -119,48 +125,44 @@ class Batches:
         except StorageGone as error:
             return self._others(error)(indices, indices)
 
-    def _fetch_one_by_one(self, first: int) -> Generator[Share, None, None]:
+    def _fetch_one_by_one(self, first: int) -> Generator[list[Share], None, None]:
         for step in range(first, self.timeline.steps):
             seed_everything(self._job.seed, self._mine(step).start)
-            yield from self._shares(range(step, step + 1), self._fetch)
+            yield self._shares(range(step, step + 1), self._fetch)
 
-    def _fetch_ahead(self, first: int) -> Generator[Share, None, None]:
+    def _fetch_ahead(self, first: int) -> Generator[list[Share], None, None]:
         """In the background, and small steps several at a time: to hand each over alone takes longer than to make it.
         The first comes alone, for it is waited for."""
-        steps, facts = self.timeline.steps, self._dataset.facts
-        if first == steps:  # a run that was done goes on
-            return
-        size = math.prod(facts.inputs) * _WORD * max(1, len(self._mine(first)))
-        each = max(1, _AT_ONCE // size)
-
-        def fetch(number: int) -> list[Share]:
-            begin = first + (number and 1 + (number - 1) * each)
-            return self._shares(range(begin, min(first + 1 + number * each, steps)), self._fetch)
-
-        with closing(prefetch(fetch, 0, 1 + -(-(steps - first - 1) // each))) as ahead:
-            for shares in ahead:
-                yield from shares
+        steps, samples = self.timeline.steps, len(self._part(self._job.train.batch))
+        each = max(1, _AT_ONCE // (math.prod(self._dataset.facts.inputs) * _WORD * max(1, samples)))
+        begins = [first, *range(first + 1, steps, each), steps]
+        return prefetch(
+            lambda number: self._shares(range(begins[number], begins[number + 1]), self._fetch), 0, len(begins) - 1
+        )
 
     def _mine(self, step: int) -> range:
         """Positions of this worker's samples in a step."""
-        starts = self.timeline.starts
-        return self._plan.layout.share(self._rank, starts[step], starts[step + 1] - starts[step])
+        start, end = self.timeline.starts[step : step + 2]
+        part = self._part(end - start)
+        return range(start + part.start, start + part.stop)
 
     def _shares(self, steps: range, fetch: Fetch) -> list[Share]:
+        """Of these steps, fetched at once."""
         starts, each = self.timeline.starts, self._plan.layout.micro_batch
         mine = [self._mine(step) for step in steps]
+        begin, end = starts[steps.start], starts[steps.stop]
         positions = np.concatenate([np.arange(some.start, some.stop) for some in mine])
-        indices = np.concatenate([self._order.indices(some.start, len(some)) for some in mine])
-        batch, places, done = fetch(positions, indices), torch.from_numpy(positions), 0
-        made = []
-        for step, some in zip(steps, mine, strict=True):
-            cuts = [slice(done + at, done + min(at + each, len(some))) for at in range(0, len(some), each)]
-            parts = [MicroBatch(batch.inputs[cut], batch.targets[cut], places[cut], indices[cut]) for cut in cuts]
-            if batch.begins is not None:
-                parts = [replace(part, begins=batch.begins[cut]) for part, cut in zip(parts, cuts, strict=True)]
-            made.append(Share(starts[step], starts[step + 1] - starts[step], parts))
-            done += len(some)
-        return made
+        indices = self._order.indices(begin, end - begin)[positions - begin]
+        batch = fetch(positions, indices)
+        sizes = [min(each, len(some) - at) for some in mine for at in range(0, len(some), each)]
+        # Cut in one call: one for each step would take longer than to fetch it.
+        begins = () if batch.begins is None else (batch.begins,)
+        tensors = (batch.inputs, batch.targets, torch.from_numpy(positions), torch.from_numpy(indices), *begins)
+        cut = map(MicroBatch, *(torch.split_with_sizes(tensor, sizes) for tensor in tensors))
+        return [
+            Share(starts[step], starts[step + 1] - starts[step], list(islice(cut, -(-len(some) // each))))
+            for step, some in zip(steps, mine, strict=True)
+        ]
 
     def _fetch(self, positions: np.ndarray, indices: np.ndarray) -> Batch:
         if len(positions):

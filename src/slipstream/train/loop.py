@@ -165,7 +165,7 @@ def _check_finite(found: Found, step: Launched, job: Job) -> None:
     for part, micro in zip(found.losses, step.share.micro_batches, strict=True):
         if not math.isfinite(part):
             first, last = int(micro.positions[0]), int(micro.positions[-1])
-            numbers = ", ".join(map(str, micro.indices[:8])) + (", …" if len(micro.indices) > 8 else "")
+            numbers = ", ".join(map(str, micro.indices[:8].tolist())) + (", …" if len(micro.indices) > 8 else "")
             raise NonFiniteLoss(
                 f"the loss is {part} at step {step.number}, in samples {first} to {last} of the run "
                 f"(numbers {numbers} of the data)"
