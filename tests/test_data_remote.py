@@ -26,6 +26,12 @@ from slipstream.data.shards import Shards
 from slipstream.data.storage import Storage
 from slipstream.data.writing import ShardWriter
 from slipstream.job import Job
+from slipstream.plan import make_plan
+from slipstream.plan.machine import ANY_MACHINE
+from slipstream.runs import Pulse
+from slipstream.runs.pulse import create_pulse
+from slipstream.train import batches
+from slipstream.train.batches import Batches
 from test_data_prepared import WORDS, contents, flip, job, prepare
 
 TEXTS = [" ".join(WORDS[(number * step) % 12] for step in range(700)) for number in range(1800)]
@@ -229,13 +235,17 @@ def test_what_is_not_there_is_said(server: Server, tmp_path: Path) -> None:  # n
 @pytest.fixture(scope="module")
 def fine(server: Server) -> str:  # noqa: ARG001
     """A dataset of so small pages that a run asks for new ones all the time."""
-    dest = InStorage("s3://data/fine")
+    return in_storage("s3://data/fine", 2_000_000)
+
+
+def in_storage(address: str, count: int) -> str:
+    dest = InStorage(address)
     dest.folder.mkdir(parents=True)
-    writer = ShardWriter(dest, Ids(64, None, None), {}, shard=2**20, page=2048)
-    tokens = np.random.default_rng(0).integers(0, 64, 2_000_000).astype(np.uint8)
+    writer = ShardWriter(dest, Ids(64, None, None), {}, shard=2**18, page=2048)
+    tokens = np.random.default_rng(0).integers(0, 64, count).astype(np.uint8)
     writer.add(tokens, np.array([len(tokens)]))
     writer.finish()
-    return "s3://data/fine"
+    return address
 
 
 def test_a_run_waits_for_its_storage_or_saves_and_says_so(server: Server, fine: str, tmp_path: Path) -> None:
@@ -286,3 +296,37 @@ def wait_for_steps(running: "subprocess.Popen[str]", metrics: Path, steps: int) 
         assert running.poll() is None, running.communicate()[0]
         assert time.monotonic() < until, f"no {steps} steps"
         time.sleep(0.05)
+
+
+def seen_by(workers: int, address: str, folder: Path, after: int = 0, **settings: Any) -> dict[int, tuple[int, bytes]]:
+    """What each position of a run gets, by the number of the sample and its tokens, over all workers."""
+    changes = {"data.sequence": 64, "train.samples": None, "train.epochs": 1.3, "train.batch": 100, **settings}
+    wanted = Job.model_validate(merge(remote_job(address), {"data.validation": 0.02, **changes}))
+    plan, seen = make_plan(wanted, ANY_MACHINE, workers=workers), {}
+    create_pulse(folder / "pulse", 1)
+    for rank in range(workers):
+        for share in Batches(wanted, plan, open_dataset(wanted), rank).from_sample(after, Pulse(folder / "pulse", 0)):
+            for micro in share.micro_batches:
+                samples = zip(micro.indices.tolist(), micro.inputs.numpy(), strict=True)
+                found = [(number, tokens.tobytes()) for number, tokens in samples]
+                seen |= dict(zip(micro.positions.tolist(), found, strict=True))
+    return seen
+
+
+def test_the_order_of_samples_is_that_of_the_job_alone(
+    server: Server,  # noqa: ARG001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not of workers, of how much is fetched ahead, of the cache, or of where a run goes on."""
+    tiny = in_storage("s3://data/tiny", 200_000)
+    whole = seen_by(1, tiny, tmp_path)
+    training = 3124 - round(0.02 * 3124)
+    epoch = {whole[position][0] for position in range(training)}
+    assert sorted(whole) == list(range(4000)) and len(epoch) == training, "each of an epoch once"
+    for workers, ahead, cache in ((2, 2**21, "1GB"), (3, 1, "1GB"), (8, 2**16, "0B"), (1, 2**24, "1MB")):
+        monkeypatch.setattr(batches, "_AT_ONCE", ahead)
+        assert seen_by(workers, tiny, tmp_path, **{"data.cache": cache}) == whole
+    for after in (100, 3500):
+        rest = seen_by(3, tiny, tmp_path, after)
+        assert rest == {position: sample for position, sample in whole.items() if position >= after}
