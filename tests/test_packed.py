@@ -19,6 +19,7 @@ from pool import Pool, forget_after
 from program import slipstream, write_job
 from slipstream.data import open_dataset
 from slipstream.data.beginnings import beginnings
+from slipstream.data.destinations import InFolder
 from slipstream.data.keys import KEY, new_key
 from slipstream.data.manifest import DOCUMENTS
 from slipstream.data.mixing import Mixed
@@ -56,7 +57,7 @@ def test_beginnings_are_those_of_the_documents(lengths: list[int], length: int, 
 
 def write_tokens(folder: Path, lengths: list[int], shard: int, encrypt: bool) -> Prepared:
     guard = guard_to_write(folder, encrypt)
-    writer = ShardWriter(folder, Ids(1000, None, None), {}, shard=2 * shard, page=6, guard=guard)
+    writer = ShardWriter(InFolder(folder), Ids(1000, None, None), {}, shard=2 * shard, page=6, guard=guard)
     writer.add(np.zeros(sum(lengths), np.uint16), np.cumsum(lengths))
     manifest = writer.finish()
     shards = opened(folder) if encrypt else Shards(folder, manifest)

@@ -51,7 +51,7 @@ class Loader:
             create_pulse(Path(folder) / "pulse", 1)
             for share in self._batches.from_sample(self._seen, Pulse(Path(folder) / "pulse", 0)):
                 self._seen += self._each
-                yield share.micro_batches[0].inputs
+                yield share.micro_batches[0].inputs.long()  # as training does, where the model is
 
     def state(self) -> int:
         return self._seen

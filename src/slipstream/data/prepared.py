@@ -48,7 +48,7 @@ class Prepared:
     def fetch(self, indices: np.ndarray) -> Batch:
         import torch
 
-        rows = np.empty((len(indices), self._sequence + self._shift), np.int64)
+        rows = np.empty((len(indices), self._sequence + self._shift), np.int32)  # half of what a model takes
         self._shards.fill(indices * self._sequence, rows)
         inputs, targets = rows[:, : self._sequence], rows[:, self._shift :]
         if self._documents is None:

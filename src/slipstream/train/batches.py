@@ -201,7 +201,10 @@ class Batches:
 
 
 def as_model_takes(inputs: Tensor, job: Job, plan: Plan, white: int) -> Tensor:
-    """Numbers in the precision of the weights. Bytes of our sources are numbers too; a user's dataset may mean else."""
+    """Numbers in the precision of the weights, and tokens as torch's losses want them. Bytes of our sources are numbers
+    too; a user's dataset may mean else."""
+    if inputs.dtype == torch.int32 and not isinstance(job.data, ImportData):
+        return inputs.long()
     if inputs.dtype == torch.uint8 and white != 1:
         inputs = inputs.float() / white
     numbers = inputs.is_floating_point() or (inputs.dtype == torch.uint8 and not isinstance(job.data, ImportData))
