@@ -18,8 +18,12 @@ from slipstream.train.exchange.adding.links import Links, PointToPoint
 from slipstream.train.exchange.adding.tree import place_in_tree
 
 WORKERS = range(2, 10)
-SIZES = (0, 1, 2, 5, 1_003, 200_003)
-TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+SIZES = {  # some smaller than the number of workers, some exchanged whole, some in several segments
+    torch.float64: (0, 1, 5, 1_003),
+    torch.float32: (3, 200_003),
+    torch.bfloat16: (40_001,),
+    torch.float16: (1_003,),
+}
 Case = tuple[str, int, str, int]
 
 
@@ -55,8 +59,8 @@ def serve(rank: int, store: str, results: Any) -> None:
         for workers in WORKERS:
             group = dist.new_group(list(range(workers)))
             for algorithm in ALGORITHMS if rank < workers else ():
-                for dtype in TYPES:
-                    for size in SIZES:
+                for dtype, sizes in SIZES.items():
+                    for size in sizes:
                         found[algorithm, workers, str(dtype), size] = check(algorithm, group, size, dtype)
         results.put((rank, found))
     except BaseException as error:
@@ -70,7 +74,9 @@ def checksums(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Case, tuple
     context.set_forkserver_preload(["slipstream.train.loop"])
     results = context.Queue()
     store = str(tmp_path_factory.mktemp("store") / "store")
-    processes = [context.Process(target=serve, args=(rank, store, results), daemon=True) for rank in range(max(WORKERS))]
+    processes = [
+        context.Process(target=serve, args=(rank, store, results), daemon=True) for rank in range(max(WORKERS))
+    ]
     for process in processes:
         process.start()
     try:
@@ -93,10 +99,10 @@ def test_sums_are_exact_and_the_same_each_time_on_every_worker(algorithm: str, c
         if case[0] == algorithm:
             assert first == second, case
             assert {found[case] for found in checksums[: case[1]]} == {(first, second)}, case
-    assert sum(case[0] == algorithm for case in checksums[0]) == len(WORKERS) * len(SIZES) * len(TYPES)
+    assert sum(case[0] == algorithm for case in checksums[0]) == len(WORKERS) * sum(map(len, SIZES.values()))
 
 
-@given(st.integers(2, 300))
+@given(st.integers(2, 100))
 def test_every_worker_is_an_inner_node_of_one_tree_at_most(size: int) -> None:
     trees = [[place_in_tree(number, rank, size) for rank in range(size)] for number in (0, 1)]
     for tree in trees:

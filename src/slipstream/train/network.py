@@ -1,0 +1,75 @@
+"""What is between the workers: which machine each is on, and how quick the links between machines are."""
+
+import os
+import socket
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from slipstream.job import Job
+from slipstream.plan import Network, Plan
+from slipstream.runs import RunFolder, write_yaml
+from slipstream.train.exchange.adding.links import Links, segments, wait_for
+from slipstream.train.world import World
+
+NODES = "SLIPSTREAM_NODES"
+"""The environment variable by which a fleet names the machine of every rank: `a,a,b,b`. Otherwise it is the host name."""
+_LARGE = 2**21
+"""Bytes of a large message."""
+_ROUNDS = 6
+
+
+def know_network(job: Job, plan: Plan, run: RunFolder, world: World) -> Plan:
+    """The plan with what the exchange must know of the network. It is learned once, and kept in the run's plan."""
+    algorithm = job.exchange.algorithm
+    if plan.network or world.size == 1 or plan.device != "cpu" or algorithm not in ("auto", "hierarchical"):
+        return plan
+    nodes = _nodes(world.size)
+    plan = plan.model_copy(update={"network": measure(nodes) if algorithm == "auto" else Network(nodes=nodes)})
+    if world.rank == 0:
+        write_yaml(run.plan, plan.model_dump(mode="json"))
+    return plan
+
+
+def _nodes(size: int) -> tuple[int, ...]:
+    told = os.environ.get(NODES)
+    names: list[str] = told.split(",") if told else [""] * size
+    if len(names) != size:
+        raise ValueError(f"{NODES} names the machines of {len(names)} workers, and there are {size}")
+    if not told:
+        dist.all_gather_object(names, socket.gethostname())
+    known = list(dict.fromkeys(names))
+    return tuple(known.index(name) for name in names)
+
+
+def measure(nodes: tuple[int, ...]) -> Network:
+    """Each worker sends to the next, all at once: what the slowest link between machines does. Everybody must call it."""
+    if len(set(nodes)) == 1:
+        return Network(nodes=nodes)
+    group = dist.group.WORLD
+    assert group is not None, "there are several workers"
+    links = Links(group, nodes)
+    small, large = _seconds(links, torch.zeros(1)), _seconds(links, torch.zeros(_LARGE // 4))
+    counts = nodes[links.rank] != nodes[links.rank - 1]
+    slowest = torch.tensor([small, large], dtype=torch.float64) * counts
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    latency, both = slowest.tolist()
+    return Network(nodes=nodes, latency=latency, bandwidth=_LARGE / max(1e-9, both - latency))
+
+
+def _seconds(links: Links, message: Tensor) -> float:
+    """The best of some rounds; receives are posted before, as the algorithms do."""
+    before, following = (links.rank - 1) % links.size, (links.rank + 1) % links.size
+    into = torch.empty_like(message)
+    dist.barrier()
+    arriving = [[links.receive(segment, before) for segment in segments(into)] for _ in range(_ROUNDS)]
+    seconds = []
+    for works in arriving:
+        began = time.perf_counter()
+        sent = [links.send(segment, following) for segment in segments(message)]
+        wait_for(works)
+        seconds.append(time.perf_counter() - began)
+        wait_for(sent)
+    return min(seconds)
