@@ -19,7 +19,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,8 @@ def _switch(interfaces: list[int], delay: float) -> None:
             _collect(source, interfaces, lying, delay)
         while lying and lying[0][0] <= time.monotonic():
             _, target, packet = lying.popleft()
-            os.write(target, packet)
+            with suppress(OSError):  # a host whose interface is down loses it
+                os.write(target, packet)
 
 
 def _collect(source: int, interfaces: list[int], lying: deque[tuple[float, int, bytes]], delay: float) -> None:

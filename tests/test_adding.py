@@ -3,7 +3,6 @@
 import multiprocessing as mp
 import os
 import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -15,7 +15,7 @@ from slipstream.train.exchange.adding.links import Links, segments, wait_for
 from slipstream.train.world import World
 
 NODES = "SLIPSTREAM_NODES"
-"""The environment variable by which a fleet names the machine of every rank: `a,a,b,b`. Otherwise it is the host name."""
+"""The environment variable by which a fleet names each rank's machine: `a,a,b,b`. Otherwise it is the host name."""
 _LARGE = 2**21
 """Bytes of a large message."""
 _ROUNDS = 6
@@ -26,8 +26,7 @@ def know_network(job: Job, plan: Plan, run: RunFolder, world: World) -> Plan:
     algorithm = job.exchange.algorithm
     if plan.network or world.size == 1 or plan.device != "cpu" or algorithm not in ("auto", "hierarchical"):
         return plan
-    nodes = _nodes(world.size)
-    plan = plan.model_copy(update={"network": measure(nodes) if algorithm == "auto" else Network(nodes=nodes)})
+    plan = plan.model_copy(update={"network": measure(_nodes(world.size))})
     if world.rank == 0:
         write_yaml(run.plan, plan.model_dump(mode="json"))
     return plan
@@ -45,31 +44,35 @@ def _nodes(size: int) -> tuple[int, ...]:
 
 
 def measure(nodes: tuple[int, ...]) -> Network:
-    """Each worker sends to the next, all at once: what the slowest link between machines does. Everybody must call it."""
+    """Each worker sends to the next, all at once: what the slowest link between machines does. All must call it."""
     if len(set(nodes)) == 1:
         return Network(nodes=nodes)
     group = dist.group.WORLD
     assert group is not None, "there are several workers"
     links = Links(group, nodes)
-    small, large = _seconds(links, torch.zeros(1)), _seconds(links, torch.zeros(_LARGE // 4))
-    counts = nodes[links.rank] != nodes[links.rank - 1]
-    slowest = torch.tensor([small, large], dtype=torch.float64) * counts
+    small, large = _there_and_back(links, torch.zeros(1)), _there_and_back(links, torch.zeros(_LARGE // 4))
+    counts = nodes[links.rank] != nodes[(links.rank + 1) % links.size]
+    slowest = torch.tensor([small, large - small], dtype=torch.float64) * counts
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    latency, both = slowest.tolist()
-    return Network(nodes=nodes, latency=latency, bandwidth=_LARGE / max(1e-9, both - latency))
+    back_and_forth, longer = slowest.tolist()
+    return Network(nodes=nodes, latency=back_and_forth / 2, bandwidth=_LARGE / max(1e-9, longer))
 
 
-def _seconds(links: Links, message: Tensor) -> float:
-    """The best of some rounds; receives are posted before, as the algorithms do."""
+def _there_and_back(links: Links, message: Tensor) -> float:
+    """Seconds until the next worker has a message and this one its short answer; of some rounds the best. Receives are
+    posted before, as the algorithms do."""
     before, following = (links.rank - 1) % links.size, (links.rank + 1) % links.size
-    into = torch.empty_like(message)
+    into, answer = torch.empty_like(message), torch.empty(1)
+    arriving = [[links.receive(part, before) for part in segments(into)] for _ in range(_ROUNDS)]
+    answers = [links.receive(answer, following, stream=1) for _ in range(_ROUNDS)]
     dist.barrier()
-    arriving = [[links.receive(segment, before) for segment in segments(into)] for _ in range(_ROUNDS)]
     seconds = []
-    for works in arriving:
+    for works, answered in zip(arriving, answers, strict=True):
         began = time.perf_counter()
-        sent = [links.send(segment, following) for segment in segments(message)]
+        sent = [links.send(part, following) for part in segments(message)]
         wait_for(works)
+        sent.append(links.send(message[:1], before, stream=1))
+        answered.wait()
         seconds.append(time.perf_counter() - began)
         wait_for(sent)
     return min(seconds)

@@ -5,7 +5,6 @@ the bucket's size, the workers' machines and what was measured when the run firs
 """
 
 from collections.abc import Callable, Sequence
-from math import ceil, log2
 
 from slipstream.plan import Network
 from slipstream.train.exchange.adding.halving_doubling import SMALL
@@ -48,7 +47,7 @@ def _halving_doubling(size: int, nodes: Sequence[int]) -> tuple[float, float]:
 
 
 def _hierarchical(size: int, nodes: Sequence[int]) -> tuple[float, float]:
-    """Inside a machine links cost nothing beside those between machines. It is no choice where each worker has its own."""
+    """Links inside a machine cost nothing beside those between machines. No choice where each worker has its own."""
     machines = sorted(set(nodes))
     steps, moved = _tree(size, machines)
     return (steps, moved) if len(machines) < len(nodes) else (float("inf"), moved)

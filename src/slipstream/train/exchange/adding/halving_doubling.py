@@ -1,5 +1,5 @@
-"""Halving and doubling: workers exchange with ever nearer ones half of what they had before, then back. Few steps, and as
-little to send as in a ring.
+"""Halving and doubling: workers exchange with ever nearer ones half of what they had before, then back. Few steps, and
+as little to send as in a ring.
 
 Where the number of workers is no power of two, some hand their tensor to a neighbour first and get the sum from it last
 (Thakur, Rabenseifner and Gropp 2005). A small tensor is not halved: whole, it needs half of the steps.

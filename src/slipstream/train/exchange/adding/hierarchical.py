@@ -1,5 +1,5 @@
 """Two levels: a sum inside each machine, one between machines by one worker of each, and back. For links between
-machines that are much slower than those inside, which so carry the tensor once for each machine and not for each worker.
+machines that are much slower than those inside: they carry the tensor once for each machine, not for each worker.
 
 Inside a machine workers stand in a row and pass segments on; between machines two trees do the rest.
 """

@@ -1,8 +1,8 @@
 """The ring: every worker sends to the next. Each element travels least, in the most steps.
 
 The tensor is cut into as many parts as there are workers. A part goes once around and each worker adds its own to it;
-then the sum goes around again and each keeps it (Patarasuk and Yuan 2009). Parts travel in segments: a worker passes one
-on while it receives the next.
+then the sum goes around again and each keeps it (Patarasuk and Yuan 2009). Parts travel in segments: a worker passes
+one on while it receives the next.
 """
 
 import torch
