@@ -26,13 +26,14 @@ def know_network(job: Job, plan: Plan, run: RunFolder, world: World) -> Plan:
     algorithm = job.exchange.algorithm
     if plan.network or world.size == 1 or plan.device != "cpu" or algorithm not in ("auto", "hierarchical"):
         return plan
-    plan = plan.model_copy(update={"network": measure(_nodes(world.size))})
+    plan = plan.model_copy(update={"network": measure(nodes_of(world.size))})
     if world.rank == 0:
         write_yaml(run.plan, plan.model_dump(mode="json"))
     return plan
 
 
-def _nodes(size: int) -> tuple[int, ...]:
+def nodes_of(size: int) -> tuple[int, ...]:
+    """The machine of every worker, as a number. Where no fleet has named them, all workers must ask together."""
     told = os.environ.get(NODES)
     names: list[str] = told.split(",") if told else [""] * size
     if len(names) != size:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from slipstream.train.exchange.adding.base import Pending
 
-SEGMENT = 2**18
+SEGMENT = 2**19
 """Bytes of a message, at most: while one is added the next ones travel."""
 _TAG = 7000
 
