@@ -9,6 +9,7 @@ import argparse
 import multiprocessing as mp
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,9 +19,12 @@ from typing import Any
 
 from common import RESULTS, alternate, console, facts, save, show
 from network import Network, hosts, missing
+from slipstream.fleet.local import KEEP_MEMORY
 
 SIDES = ("gloo", "ring", "tree", "halving-doubling", "hierarchical")
 KB, MB = 2**10, 2**20
+MOST = 15
+"""Rounds."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,8 @@ class Case:
     """On each host."""
     delay: float
     sizes: tuple[int, ...]
-    rounds: int
-    shortest: float = 1.0
-    """A size gets more rounds while they take less than so many seconds."""
+    seconds: float
+    """For each size, about: small ones get more rounds."""
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -123,10 +126,10 @@ def _adder(side: str, case: Case) -> Any:
 
 
 def _turns(case: Case, seconds: dict[str, list[float]]) -> Iterator[str]:
-    """A first round to warm up, then those that count, and more of those that are short."""
+    """A first round to warm up, then those that count: all workers know how long it took."""
     yield from case.sides
     once = sum(times.pop() for times in seconds.values())
-    yield from alternate(case.sides, max(case.rounds, min(5 * case.rounds, int(case.shortest / once))))
+    yield from alternate(case.sides, max(1, min(MOST, int(case.seconds / once))))
 
 
 def _time(adder: Any, flat: Any, rank: int, meeting: Meeting) -> float:
@@ -186,18 +189,20 @@ def show_case(case: Case, rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--short", action="store_true", help="few hosts, small sizes, one round, to see that it works")
-    parser.add_argument("--rounds", type=int, help="default: 3, of small sizes up to five times as many")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each size and network; default: 8")
     parser.add_argument("--hosts", default="8x1,4x2", help="hosts and workers on each; default: 8x1,4x2")
     parser.add_argument("--delays", default="0,0.005,0.025", help="seconds; default: 0,0.005,0.025")
     parser.add_argument("--kilobytes", default="1,4,64,1024,8192,65536", help="sizes; default: 1 KB to 64 MB")
     parser.add_argument("--out", type=Path, default=RESULTS / "allreduce.json")
     options = parser.parse_args()
+    if not KEEP_MEMORY.items() <= os.environ.items():  # as the workers of a run have it; it counts from the start only
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_MEMORY})
     if reason := missing():
         raise SystemExit(f"no hosts: {reason}")
     sizes = (KB, 64 * KB) if options.short else tuple(int(each) * KB for each in options.kilobytes.split(","))
     shapes = [(2, 2)] if options.short else [tuple(map(int, each.split("x"))) for each in options.hosts.split(",")]
     delays = [0.0, 0.002] if options.short else [float(each) for each in options.delays.split(",")]
-    rounds = options.rounds or (1 if options.short else 3)
+    seconds = 0.0 if options.short else options.seconds
     import slipstream.train.loop  # noqa: F401  (before processes fork)
 
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -205,7 +210,7 @@ def main() -> None:
     record["results"] = []
     for count, workers in shapes:
         for delay in delays:
-            case = Case(count, workers, delay, sizes, rounds)
+            case = Case(count, workers, delay, sizes, seconds)
             rows = summarise(case, measure(case))
             show_case(case, rows)
             record["results"] += rows

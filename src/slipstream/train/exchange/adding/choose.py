@@ -11,9 +11,13 @@ from slipstream.train.exchange.adding.halving_doubling import SMALL
 
 _ASKS = 2.1
 """Latencies of a step of gloo's ring: it asks at each whether the other is ready to receive."""
-_HANDLING = 1.15
-"""What a byte costs in our algorithms beside gloo's: messages are handled in Python, and received where they must be
-added from."""
+_HANDLING = 4e-9
+"""Seconds that a byte costs in our algorithms more than in gloo's: messages are handled in Python, and lie in memory
+before they are added. As measured between processes of one machine (docs/benchmarks.md)."""
+_WAITING = 8e-9
+"""The same where a step waits for all of the one before."""
+Cost = tuple[float, float, float]
+"""Steps, each of which takes a latency; bytes that one worker sends; seconds beside."""
 
 
 def choose(size: int, nodes: Sequence[int], network: Network | None) -> str:
@@ -22,44 +26,46 @@ def choose(size: int, nodes: Sequence[int], network: Network | None) -> str:
     if network is None or not network.latency or not network.bandwidth or len(set(nodes)) == 1:
         return "backend"
     costs = {name: cost(size, nodes) for name, cost in COSTS.items()}
-    times = {name: steps * network.latency + moved / network.bandwidth for name, (steps, moved) in costs.items()}
+    times = {name: n * network.latency + sent / network.bandwidth + more for name, (n, sent, more) in costs.items()}
     return min(times, key=times.__getitem__)
 
 
-def _backend(size: int, nodes: Sequence[int]) -> tuple[float, float]:
-    steps, moved = _ring(size, nodes)
-    return _ASKS * steps, moved / _HANDLING
+def _backend(size: int, nodes: Sequence[int]) -> Cost:
+    steps, sent, _ = _ring(size, nodes)
+    return _ASKS * steps, sent, 0.0
 
 
-def _ring(size: int, nodes: Sequence[int]) -> tuple[float, float]:
-    others = len(nodes) - 1
-    return 2 * others, _HANDLING * 2 * others / len(nodes) * size
+def _ring(size: int, nodes: Sequence[int]) -> Cost:
+    steps = 2 * (len(nodes) - 1)
+    sent = steps / len(nodes) * size
+    return steps, sent, _HANDLING * sent
 
 
-def _tree(size: int, nodes: Sequence[int]) -> tuple[float, float]:
-    return 2 * (len(nodes).bit_length() - 1), _HANDLING * 2 * size
+def _tree(size: int, nodes: Sequence[int]) -> Cost:
+    return 2 * (len(nodes).bit_length() - 1), 2 * size, _HANDLING * 2 * size
 
 
-def _halving_doubling(size: int, nodes: Sequence[int]) -> tuple[float, float]:
+def _halving_doubling(size: int, nodes: Sequence[int]) -> Cost:
     doublings = len(nodes).bit_length() - 1
     extra = 2 * (len(nodes) != 2**doublings)
-    if size <= SMALL:
-        return doublings + extra, _HANDLING * (doublings + extra) * size
-    return 2 * doublings + extra, _HANDLING * (2 * (1 - 0.5**doublings) + extra) * size
+    small = size <= SMALL
+    steps = (doublings if small else 2 * doublings) + extra
+    sent = (doublings if small else 2 * (1 - 0.5**doublings)) * size + extra * size
+    return steps, sent, _WAITING * sent
 
 
-def _hierarchical(size: int, nodes: Sequence[int]) -> tuple[float, float]:
-    """Links inside a machine cost nothing beside those between machines. No choice where each worker has its own."""
+def _hierarchical(size: int, nodes: Sequence[int]) -> Cost:
+    """Links inside a machine cost nothing beside those between machines, but bytes are handled there, too. No choice
+    where each worker has a machine of its own."""
     machines = sorted(set(nodes))
-    steps, moved = _tree(size, machines)
-    return (steps, moved) if len(machines) < len(nodes) else (float("inf"), moved)
+    steps, sent, more = _tree(size, machines)
+    return steps, sent, 2 * more if len(machines) < len(nodes) else float("inf")
 
 
-COSTS: dict[str, Callable[[int, Sequence[int]], tuple[float, float]]] = {
+COSTS: dict[str, Callable[[int, Sequence[int]], Cost]] = {
     "backend": _backend,
     "ring": _ring,
     "tree": _tree,
     "halving-doubling": _halving_doubling,
     "hierarchical": _hierarchical,
 }
-"""Steps, each of which takes a latency, and bytes that one worker sends, as gloo's own ring sends them."""
