@@ -148,20 +148,20 @@ def _time(adder: Any, flat: Any, rank: int, meeting: Meeting) -> float:
 def summarise(case: Case, found: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for size in case.sizes:
-        middle = {side: statistics.median(times) for side, times in found["seconds"][size].items()}
+        best = {side: min(times) for side, times in found["seconds"][size].items()}
         chosen = found["chosen"][size]
-        auto = middle["gloo" if chosen == "backend" else chosen]
+        auto = best["gloo" if chosen == "backend" else chosen]
         rows.append(
             {
                 "case": str(case),
                 "bytes": size,
-                "seconds": {side: round(value, 6) for side, value in middle.items()},
-                "best": {side: round(min(times), 6) for side, times in found["seconds"][size].items()},
+                "seconds": {side: round(value, 6) for side, value in best.items()},
+                "median": {side: round(statistics.median(each), 6) for side, each in found["seconds"][size].items()},
                 "rounds": len(found["seconds"][size]["gloo"]),
                 "auto": chosen,
-                "auto_to_best": round(min(middle.values()) / auto, 3),
-                "auto_to_gloo": round(middle["gloo"] / auto, 3),
-                "ring_to_tree": round(middle["ring"] / middle["tree"], 3),
+                "auto_to_best": round(min(best.values()) / auto, 3),
+                "auto_to_gloo": round(best["gloo"] / auto, 3),
+                "ring_to_tree": round(best["ring"] / best["tree"], 3),
                 "latency": found["network"]["latency"],
                 "bandwidth": found["network"]["bandwidth"],
             }
@@ -172,7 +172,7 @@ def summarise(case: Case, found: dict[str, Any]) -> list[dict[str, Any]]:
 def show_case(case: Case, rows: list[dict[str, Any]]) -> None:
     console.print(f"measured at the start: {rows[0]['latency'] * 1e3:.2f} ms, {rows[0]['bandwidth'] / 1e6:.0f} MB/s")
     show(
-        f"{case}: median ms of a sum",
+        f"{case}: ms of a sum, the best of some rounds",
         ["size", *case.sides, "auto takes", "best / auto", "gloo / auto", "ring / tree"],
         [
             [

@@ -11,6 +11,8 @@ from slipstream.train.exchange.adding.halving_doubling import SMALL
 
 _ASKS = 2.1
 """Latencies of a step of gloo's ring: it asks at each whether the other is ready to receive."""
+_AT_ONCE = 2**21
+"""Bytes that gloo's ring has on their way at once, at most; more take more steps."""
 _HANDLING = 4e-9
 """Seconds that a byte costs in our algorithms more than in gloo's: messages are handled in Python, and lie in memory
 before they are added. As measured between processes of one machine (docs/benchmarks.md)."""
@@ -32,7 +34,7 @@ def choose(size: int, nodes: Sequence[int], network: Network | None) -> str:
 
 def _backend(size: int, nodes: Sequence[int]) -> Cost:
     steps, sent, _ = _ring(size, nodes)
-    return _ASKS * steps, sent, 0.0
+    return _ASKS * steps * max(1.0, size / len(nodes) / _AT_ONCE), sent, 0.0
 
 
 def _ring(size: int, nodes: Sequence[int]) -> Cost:
