@@ -1,6 +1,7 @@
 """The benchmarks run, and leave a figure for each thing they compare. The figures themselves are not judged here."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +94,38 @@ def test_gpu_sides_are_compared_in_short_on_a_cpu(tmp_path: Path) -> None:
         assert result["last_loss"] < result["first_loss"]
     ours, plain = compared["slipstream"], compared["plain"]
     assert ours["ratio"] == 1 and plain["ratio"] == pytest.approx(ours["per_s"] / plain["per_s"], abs=1e-3)
+
+
+def test_ways_of_adding_up_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from network import missing
+
+    if reason := missing():
+        pytest.skip(reason)
+    rows = run("allreduce.py", out=tmp_path / "allreduce.json")["results"]
+    assert [row["case"] for row in rows[::2]] == ["2 hosts × 2, unlimited", "2 hosts × 2, 2 ms delay"]
+    for row in rows:
+        assert set(row["seconds"]) == {"gloo", "ring", "tree", "halving-doubling", "hierarchical"}
+        assert min(row["seconds"].values()) > 0 and 0 < row["auto_to_best"] <= 1
+    assert min(rows[2]["seconds"].values()) > 0.004, (
+        "no sum over long links is there before two messages have crossed them"
+    )
+    assert rows[2]["latency"] > 0.002
+
+
+def test_hosts_go_with_the_block_that_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from network import hosts, missing
+
+    if reason := missing():
+        pytest.skip(reason)
+
+    def names() -> set[str]:
+        listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+        return {line.split()[0] for line in listed.splitlines() if line.startswith(f"ss{os.getpid()}x")}
+
+    with pytest.raises(ZeroDivisionError), hosts(2, rate="100mbit", delay=0.001) as network:
+        assert len(names()) == 2
+        sleeper = network.start(0, ["sleep", "60"])
+        raise ZeroDivisionError
+    assert not names() and sleeper.poll() is not None

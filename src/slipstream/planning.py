@@ -234,6 +234,8 @@ def plan_here(job: Job, workers: int | None, before: Plan | None) -> Plan:
     try:
         layout = _best_layout_here(job, wanted, workers) if job.layout.auto and wanted else None
         plan = make_plan(job, this_machine(), workers, layout)
+        if before and before.layout == plan.layout:
+            plan = plan.model_copy(update={"network": before.network})
         if wanted is None:
             return plan
         here = Here(this_machine())

@@ -33,6 +33,10 @@ WHOLE_MEMORY = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 """For torch on a GPU: memory that was freed in pieces can be used as a whole."""
 
 
+_NCCL = {"ring": "allreduce:ring", "tree": "allreduce:tree"}
+"""NCCL's own algorithms by our names; what it does beside sums of gradients is left to it."""
+
+
 class WorkersFailed(RuntimeError):
     """The run ended before its time."""
 
@@ -103,8 +107,13 @@ class LocalFleet:
             **(KEEP_MEMORY if self._plan.device == "cpu" else WHOLE_MEMORY),
             **os.environ,
             **bytecode_environment(),
+            **self._algorithm(),
             "PYTHONPATH": os.pathsep.join(path for path in [self._home, *sys.path] if path),
         }
+
+    def _algorithm(self) -> dict[str, str]:
+        name = _NCCL.get(self._job.exchange.algorithm) if self._plan.device == "cuda" else None
+        return {"NCCL_ALGO": name} if name else {}
 
     def _watch(self, tick: Callable[[], None]) -> None:
         while True:

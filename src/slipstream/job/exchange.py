@@ -13,6 +13,11 @@ class AllReduce(Section):
     """The exchange's name."""
     bucket: Bytes = 25_000_000
     """Gradients travel in buckets of about this size."""
+    algorithm: Literal["auto", "backend", "ring", "tree", "halving-doubling", "hierarchical"] = "auto"
+    """How a bucket is added up (docs/exchange.md). auto: on one machine, and on GPUs, the backend's own; between
+    machines the quickest for the bucket's size, by links that are measured once for a run. backend: what gloo or NCCL
+    choose. On GPUs ring and tree are NCCL's own, and the last two do not exist. One worker has nothing to add up and
+    ignores it: the same job file runs on a laptop."""
 
 
 Exchange = AllReduce

@@ -2,6 +2,6 @@
 
 from slipstream.plan.layout import Layout, Place
 from slipstream.plan.machine import Machine, this_machine
-from slipstream.plan.plan import Plan, make_plan
+from slipstream.plan.plan import Network, Plan, make_plan
 
-__all__ = ["Layout", "Machine", "Place", "Plan", "make_plan", "this_machine"]
+__all__ = ["Layout", "Machine", "Network", "Place", "Plan", "make_plan", "this_machine"]

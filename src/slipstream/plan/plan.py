@@ -24,6 +24,18 @@ class Predicted(Section):
     """Bytes on the busiest worker."""
 
 
+class Network(Section):
+    """What is between the workers: learned by them when a run first starts, and kept, because it decides in what order
+    gradients are added up and so must not change by chance when the run is resumed."""
+
+    nodes: tuple[int, ...]
+    """On which machine each worker is."""
+    latency: float | None = None
+    """Seconds that a small message takes between machines. Where there is but one machine, nothing is measured."""
+    bandwidth: float | None = None
+    """Bytes a second between machines, when all send at once."""
+
+
 class Plan(Section):
     """What will be run."""
 
@@ -41,6 +53,8 @@ class Plan(Section):
     """Whether the model's blocks are compiled."""
     predicted: Predicted | None = None
     """What it is expected to take; where nothing is known of the machine's speed there is none."""
+    network: Network | None = None
+    """What is between the workers, where the exchange goes by it."""
 
 
 def make_plan(job: Job, machine: Machine, workers: int | None = None, layout: Layout | None = None) -> Plan:
@@ -55,6 +69,7 @@ def make_plan(job: Job, machine: Machine, workers: int | None = None, layout: La
         raise ValueError(OFFLOAD_ON_CPU)
     if job.train.precision in ("fp8", "fp8-rows") and isinstance(job.model, DecoderModel):
         _refuse_uneven(job, job.model, layout)
+    _refuse_algorithm(job, device, layout)
     return Plan(
         machine=str(machine),
         device=device,
@@ -80,6 +95,17 @@ def _refuse_uneven(job: Job, model: DecoderModel, layout: Layout) -> None:
                 f"train.precision {job.train.precision} needs sizes that are multiples of {_FP8_SIZES}, and {name} is "
                 f"{size} on a worker; change it, or use bf16"
             )
+
+
+def _refuse_algorithm(job: Job, device: Literal["cpu", "cuda"], layout: Layout) -> None:
+    algorithm = job.exchange.algorithm
+    if device == "cuda" and algorithm in ("halving-doubling", "hierarchical"):
+        raise ValueError(f"exchange.algorithm {algorithm} is for CPUs; on GPUs NCCL has ring and tree, or use auto")
+    if layout.shard > 1 and layout.sharded != "optimizer" and algorithm not in ("auto", "backend"):
+        raise ValueError(
+            f"exchange.algorithm {algorithm} has no effect where weights are sharded, which the backend adds up; leave "
+            "it out, or use sharded: optimizer"
+        )
 
 
 def _compile(job: Job, device: Literal["cpu", "cuda"], layout: Layout) -> bool:

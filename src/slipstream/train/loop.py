@@ -20,6 +20,7 @@ from slipstream.train.compiled import await_compiler
 from slipstream.train.control import NO_DATA, VOID, Control
 from slipstream.train.found import Found, Launched, Moment
 from slipstream.train.models import build_to_split
+from slipstream.train.network import know_network
 from slipstream.train.parallel.split import SplitModel
 from slipstream.train.parallel.trial import Trial
 from slipstream.train.precision import set_arithmetic, weight_dtype
@@ -57,6 +58,7 @@ def train(
     """Build, restore; for each batch: forward, backward, exchange, update, record; now and then evaluate and save."""
     with pulse.during("build"):
         set_arithmetic(job, plan)
+        plan = know_network(job, plan, run, world)
         dataset = open_dataset(job)
         batches = Batches(job, plan, dataset, world.rank)
         timeline = batches.timeline

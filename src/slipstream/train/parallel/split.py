@@ -81,7 +81,8 @@ class SplitModel:
             self.groups.along("replicate", "shard", "context", "tensor"),
             self.groups.along("pipeline", "replicate", "shard", "context", "tensor"),
         )
-        self.exchange: Exchange = build_exchange(job.exchange, self._sums(), self.modules if self.sharded else [])
+        sharded = self.modules if self.sharded else []
+        self.exchange: Exchange = build_exchange(job.exchange, self._sums(), sharded, plan.network)
 
     @property
     def counts(self) -> bool:

@@ -1,0 +1,221 @@
+"""Ways of adding up gradients, over links that are quick or long: ours, gloo's own, and which of them `auto` takes.
+
+Hosts are network namespaces of this machine (`network.py`). Sides take turns at every size; all workers begin at the
+same moment, and a sum has taken as long as the last of them. `auto` runs the code of what it chooses, so its figure is
+that side's.
+"""
+
+import argparse
+import multiprocessing as mp
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, alternate, console, facts, save, show
+from network import Network, hosts, missing
+from slipstream.fleet.local import KEEP_MEMORY
+
+SIDES = ("gloo", "ring", "tree", "halving-doubling", "hierarchical")
+KB, MB = 2**10, 2**20
+MOST = 15
+"""Rounds."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network and what is added up over it."""
+
+    hosts: int
+    workers: int
+    """On each host."""
+    delay: float
+    sizes: tuple[int, ...]
+    seconds: float
+    """For each size, about: small ones get more rounds."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return tuple(host for host in range(self.hosts) for _ in range(self.workers))
+
+    @property
+    def sides(self) -> list[str]:
+        """With one worker to a host two levels are one."""
+        return [side for side in SIDES if side != "hierarchical" or self.workers > 1]
+
+    def __str__(self) -> str:
+        links = f"{self.delay * 1e3:g} ms delay" if self.delay else "unlimited"
+        return f"{self.hosts} hosts × {self.workers}, {links}"
+
+
+@dataclass
+class Meeting:
+    """Where the processes of a case meet, beside the network that they measure."""
+
+    barrier: Any
+    begin: Any
+    ends: Any
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Seconds of every side and size, and what `auto` knows and takes."""
+    context = mp.get_context("fork")  # torch is imported once
+    size = len(case.nodes)
+    meeting = Meeting(context.Barrier(size), context.Value("d"), context.Array("d", size))
+    results = context.SimpleQueue()
+    with hosts(case.hosts, delay=case.delay) as network, tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        store = f"file://{folder}/store"
+        arguments = [(case, rank, network, store, meeting, results) for rank in range(size)]
+        processes = [context.Process(target=work, args=each, daemon=True) for each in arguments]
+        for process in processes:
+            process.start()
+        try:
+            while results.empty():
+                if any(process.exitcode for process in processes):
+                    raise SystemExit(f"{case}: a worker has failed")
+                time.sleep(0.05)
+            found: dict[str, Any] = results.get()
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+    return found
+
+
+def work(case: Case, rank: int, network: Network, store: str, meeting: Meeting, results: Any) -> None:
+    """One worker."""
+    network.enter(case.nodes[rank])
+    import torch
+    import torch.distributed as dist
+
+    from slipstream.train.exchange.adding.choose import choose
+    from slipstream.train.network import measure as measure_network
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=len(case.nodes))
+    known = measure_network(case.nodes)
+    chosen = {size: choose(size, case.nodes, known) for size in case.sizes}
+    seconds: dict[int, dict[str, list[float]]] = {}
+    for size in case.sizes:
+        seconds[size] = {side: [] for side in case.sides}
+        adders = {side: _adder(side, case) for side in case.sides}
+        for side in _turns(case, seconds[size]):
+            flat = torch.ones(size // 4)
+            seconds[size][side].append(_time(adders[side], flat, rank, meeting))
+            assert flat[0] == flat[-1] == len(case.nodes), f"{side} does not add up"
+    if rank == 0:
+        results.put({"network": known.model_dump(), "chosen": chosen, "seconds": seconds})
+    meeting.barrier.wait()
+
+
+def _adder(side: str, case: Case) -> Any:
+    import torch.distributed as dist
+
+    from slipstream.train.exchange.adding import ALGORITHMS
+    from slipstream.train.exchange.adding.backend import Backend
+    from slipstream.train.exchange.adding.links import Links, PointToPoint
+
+    group = dist.group.WORLD
+    assert group is not None, "it was made"
+    return Backend(group) if side == "gloo" else PointToPoint(ALGORITHMS[side], Links(group, case.nodes))
+
+
+def _turns(case: Case, seconds: dict[str, list[float]]) -> Iterator[str]:
+    """A first round to warm up, then those that count: all workers know how long it took."""
+    yield from case.sides
+    once = sum(times.pop() for times in seconds.values())
+    yield from alternate(case.sides, max(1, min(MOST, int(case.seconds / once))))
+
+
+def _time(adder: Any, flat: Any, rank: int, meeting: Meeting) -> float:
+    if rank == 0:
+        meeting.begin.value = time.monotonic() + 0.01
+    meeting.barrier.wait()
+    time.sleep(max(0.0, meeting.begin.value - time.monotonic()))
+    adder.start(flat).wait()
+    meeting.ends[rank] = time.monotonic()
+    meeting.barrier.wait()
+    seconds: float = max(meeting.ends) - meeting.begin.value
+    meeting.barrier.wait()  # before anybody begins anew
+    return seconds
+
+
+def summarise(case: Case, found: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = []
+    for size in case.sizes:
+        best = {side: min(times) for side, times in found["seconds"][size].items()}
+        chosen = found["chosen"][size]
+        auto = best["gloo" if chosen == "backend" else chosen]
+        rows.append(
+            {
+                "case": str(case),
+                "bytes": size,
+                "seconds": {side: round(value, 6) for side, value in best.items()},
+                "median": {side: round(statistics.median(each), 6) for side, each in found["seconds"][size].items()},
+                "rounds": len(found["seconds"][size]["gloo"]),
+                "auto": chosen,
+                "auto_to_best": round(min(best.values()) / auto, 3),
+                "auto_to_gloo": round(best["gloo"] / auto, 3),
+                "ring_to_tree": round(best["ring"] / best["tree"], 3),
+                "latency": found["network"]["latency"],
+                "bandwidth": found["network"]["bandwidth"],
+            }
+        )
+    return rows
+
+
+def show_case(case: Case, rows: list[dict[str, Any]]) -> None:
+    console.print(f"measured at the start: {rows[0]['latency'] * 1e3:.2f} ms, {rows[0]['bandwidth'] / 1e6:.0f} MB/s")
+    show(
+        f"{case}: ms of a sum, the best of some rounds",
+        ["size", *case.sides, "auto takes", "best / auto", "gloo / auto", "ring / tree"],
+        [
+            [
+                f"{row['bytes'] // KB} KB" if row["bytes"] < MB else f"{row['bytes'] // MB} MB",
+                *(f"{row['seconds'][side] * 1e3:.1f}" for side in case.sides),
+                row["auto"],
+                *(f"{row[name]:.2f}" for name in ("auto_to_best", "auto_to_gloo", "ring_to_tree")),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--short", action="store_true", help="few hosts, small sizes, one round, to see that it works")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each size and network; default: 8")
+    parser.add_argument("--hosts", default="8x1,4x2", help="hosts and workers on each; default: 8x1,4x2")
+    parser.add_argument("--delays", default="0,0.005,0.025", help="seconds; default: 0,0.005,0.025")
+    parser.add_argument("--kilobytes", default="1,4,64,1024,8192,65536", help="sizes; default: 1 KB to 64 MB")
+    parser.add_argument("--out", type=Path, default=RESULTS / "allreduce.json")
+    options = parser.parse_args()
+    if not KEEP_MEMORY.items() <= os.environ.items():  # as the workers of a run have it; it counts from the start only
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_MEMORY})
+    if reason := missing():
+        raise SystemExit(f"no hosts: {reason}")
+    sizes = (KB, 64 * KB) if options.short else tuple(int(each) * KB for each in options.kilobytes.split(","))
+    shapes = [(2, 2)] if options.short else [tuple(map(int, each.split("x"))) for each in options.hosts.split(",")]
+    delays = [0.0, 0.002] if options.short else [float(each) for each in options.delays.split(",")]
+    seconds = 0.0 if options.short else options.seconds
+    import slipstream.train.loop  # noqa: F401  (before processes fork)
+
+    os.environ["OMP_NUM_THREADS"] = "1"
+    record: dict[str, Any] = facts()
+    record["results"] = []
+    for count, workers in shapes:
+        for delay in delays:
+            case = Case(count, workers, delay, sizes, seconds)
+            rows = summarise(case, measure(case))
+            show_case(case, rows)
+            record["results"] += rows
+    save(options.out, record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""`auto`: which way of adding up is the quickest for a bucket, by latency α and bandwidth 1/β of the links.
+
+The usual model: a message of n bytes takes α + nβ (Thakur, Rabenseifner and Gropp 2005), and what handling it costs.
+What is chosen follows from the bucket's size, the workers' machines and what was measured when the run first started,
+and from nothing else. Its constants were fitted to runs of `benchmarks/allreduce.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from slipstream.plan import Network
+from slipstream.train.exchange.adding.halving_doubling import SMALL
+
+_ASKS = 2.1
+"""Latencies of a step of gloo's ring: it asks at each whether the other is ready to receive."""
+_AT_ONCE = 2**22
+"""Bytes of a part that gloo's ring sends in one step; more take more steps."""
+_LONG = 0.003
+"""Latency from which on a link is long: it takes TCP some times as much until a connection that was idle is fast."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a sum costs a worker."""
+
+    steps: float
+    """Each takes a latency."""
+    sent: float
+    """Bytes."""
+    cold: float
+    """How much slower they travel over long links, because connections start slowly: a ring keeps to one."""
+    handling: float
+    """Seconds for each byte more than in gloo, where no message passes through Python or lies before it is added."""
+
+    def seconds(self, latency: float, bandwidth: float) -> float:
+        """On these links."""
+        travelling = self.sent / bandwidth * (self.cold if latency > _LONG else 1.0)
+        return self.steps * latency + travelling + self.sent * self.handling
+
+
+def choose(size: int, nodes: Sequence[int], network: Network | None) -> str:
+    """The quickest for a bucket of so many bytes. On one machine it is the backend's own, and nothing is measured."""
+    if network is None or not network.latency or not network.bandwidth or len(set(nodes)) == 1:
+        return "backend"
+    latency, bandwidth = network.latency, network.bandwidth
+    return min(COSTS, key=lambda name: COSTS[name](size, nodes).seconds(latency, bandwidth))
+
+
+def _backend(size: int, nodes: Sequence[int]) -> Cost:
+    workers = len(nodes)
+    steps = 2 * (workers - 1) * max(1.0, size / workers / _AT_ONCE)
+    return Cost(_ASKS * steps, 2 * (workers - 1) / workers * size, cold=1.0, handling=0.0)
+
+
+def _ring(size: int, nodes: Sequence[int]) -> Cost:
+    """Only steps between machines take their time."""
+    workers = len(nodes)
+    between = sum(nodes[rank] != nodes[rank - 1] for rank in range(workers)) / workers
+    return Cost(2 * (workers - 1) * between, 2 * (workers - 1) / workers * size, cold=1.0, handling=5e-9)
+
+
+def _tree(size: int, nodes: Sequence[int]) -> Cost:
+    return Cost(2 * (len(nodes).bit_length() - 1), 2 * size, cold=1.7, handling=2.5e-9)
+
+
+def _halving_doubling(size: int, nodes: Sequence[int]) -> Cost:
+    doublings = len(nodes).bit_length() - 1
+    extra = 2 * (len(nodes) != 2**doublings)
+    if size <= SMALL:
+        return Cost(doublings + extra, (doublings + extra) * size, cold=1.0, handling=6e-9)
+    return Cost(2 * doublings + extra, (2 * (1 - 0.5**doublings) + extra) * size, cold=1.4, handling=6e-9)
+
+
+def _hierarchical(size: int, nodes: Sequence[int]) -> Cost:
+    """Two trees between machines; inside them bytes are only handled. No choice where each worker has its own."""
+    machines = len(set(nodes))
+    steps = 2 * (machines.bit_length() - 1) if machines < len(nodes) else float("inf")
+    return Cost(steps, 2 * size, cold=1.7, handling=5e-9)
+
+
+COSTS: dict[str, Callable[[int, Sequence[int]], Cost]] = {
+    "backend": _backend,
+    "ring": _ring,
+    "tree": _tree,
+    "halving-doubling": _halving_doubling,
+    "hierarchical": _hierarchical,
+}

@@ -1,0 +1,79 @@
+"""What is between the workers: which machine each is on, and how quick the links between machines are."""
+
+import os
+import socket
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from slipstream.job import Job
+from slipstream.plan import Network, Plan
+from slipstream.runs import RunFolder, write_yaml
+from slipstream.train.exchange.adding.links import Links, segments, wait_for
+from slipstream.train.world import World
+
+NODES = "SLIPSTREAM_NODES"
+"""The environment variable by which a fleet names each rank's machine: `a,a,b,b`. Otherwise it is the host name."""
+_LARGE = 2**21
+"""Bytes of a large message."""
+_ROUNDS = 6
+
+
+def know_network(job: Job, plan: Plan, run: RunFolder, world: World) -> Plan:
+    """The plan with what the exchange must know of the network. It is learned once, and kept in the run's plan."""
+    algorithm = job.exchange.algorithm
+    if plan.network or world.size == 1 or plan.device != "cpu" or algorithm not in ("auto", "hierarchical"):
+        return plan
+    plan = plan.model_copy(update={"network": measure(nodes_of(world.size))})
+    if world.rank == 0:
+        write_yaml(run.plan, plan.model_dump(mode="json"))
+    return plan
+
+
+def nodes_of(size: int) -> tuple[int, ...]:
+    """The machine of every worker, as a number. Where no fleet has named them, all workers must ask together."""
+    told = os.environ.get(NODES)
+    names: list[str] = told.split(",") if told else [""] * size
+    if len(names) != size:
+        raise ValueError(f"{NODES} names the machines of {len(names)} workers, and there are {size}")
+    if not told:
+        dist.all_gather_object(names, socket.gethostname())
+    known = list(dict.fromkeys(names))
+    return tuple(known.index(name) for name in names)
+
+
+def measure(nodes: tuple[int, ...]) -> Network:
+    """Each worker sends to the next, all at once: what the slowest link between machines does. All must call it."""
+    if len(set(nodes)) == 1:
+        return Network(nodes=nodes)
+    group = dist.group.WORLD
+    assert group is not None, "there are several workers"
+    links = Links(group, nodes)
+    small, large = _there_and_back(links, torch.zeros(1)), _there_and_back(links, torch.zeros(_LARGE // 4))
+    counts = nodes[links.rank] != nodes[(links.rank + 1) % links.size]
+    slowest = torch.tensor([small, large - small], dtype=torch.float64) * counts
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    back_and_forth, longer = slowest.tolist()
+    return Network(nodes=nodes, latency=back_and_forth / 2, bandwidth=_LARGE / max(1e-9, longer))
+
+
+def _there_and_back(links: Links, message: Tensor) -> float:
+    """Seconds until the next worker has a message and this one its short answer; of some rounds the best. Receives are
+    posted before, as the algorithms do."""
+    before, following = (links.rank - 1) % links.size, (links.rank + 1) % links.size
+    into, answer = torch.empty_like(message), torch.empty(1)
+    arriving = [[links.receive(part, before) for part in segments(into)] for _ in range(_ROUNDS)]
+    answers = [links.receive(answer, following, stream=1) for _ in range(_ROUNDS)]
+    dist.barrier()
+    seconds = []
+    for works, answered in zip(arriving, answers, strict=True):
+        began = time.perf_counter()
+        sent = [links.send(part, following) for part in segments(message)]
+        wait_for(works)
+        sent.append(links.send(message[:1], before, stream=1))
+        answered.wait()
+        seconds.append(time.perf_counter() - began)
+        wait_for(sent)
+    return min(seconds)

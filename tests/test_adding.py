@@ -1,0 +1,116 @@
+"""Adding up over links: right for any number of workers, size and type, the same bits each time and on every worker."""
+
+import multiprocessing as mp
+import os
+import zlib
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from slipstream.train.exchange.adding import ALGORITHMS
+from slipstream.train.exchange.adding.links import Links, PointToPoint
+from slipstream.train.exchange.adding.tree import place_in_tree
+
+WORKERS = range(2, 10)
+SIZES = {  # some smaller than the number of workers, some exchanged whole, some in several segments
+    torch.float64: (0, 1, 5, 1_003),
+    torch.float32: (3, 200_003),
+    torch.bfloat16: (40_001,),
+    torch.float16: (1_003,),
+}
+Case = tuple[str, int, str, int]
+
+
+def numbers(rank: int, size: int, dtype: torch.dtype) -> Tensor:
+    """Rounded at every addition."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def whole_numbers(rank: int, size: int, dtype: torch.dtype) -> Tensor:
+    """So small that their sums are exact in every type."""
+    return torch.randint(-9, 10, (size,), generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def check(algorithm: str, group: dist.ProcessGroup, size: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Add up twice at once; a checksum of each."""
+    rank, workers = group.rank(), group.size()
+    exact, first = whole_numbers(rank, size, dtype), numbers(rank, size, dtype)
+    second = first.clone()
+    adder = PointToPoint(ALGORITHMS[algorithm], Links(group, [rank * 3 // workers for rank in range(workers)]))
+    for sum_under_way in [adder.start(flat) for flat in (exact, first, second)]:
+        sum_under_way.wait()
+    expected = sum(whole_numbers(other, size, torch.float64) for other in range(workers))
+    assert torch.equal(exact.double(), expected), f"{algorithm} of {size} {dtype} over {workers} is wrong"
+    return tuple(zlib.crc32(flat.view(torch.uint8).numpy().tobytes()) for flat in (first, second))  # type: ignore[return-value]
+
+
+def serve(rank: int, store: str, results: Any) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=max(WORKERS))
+    found: dict[Case, tuple[int, int]] = {}
+    try:
+        for workers in WORKERS:
+            group = dist.new_group(list(range(workers)))
+            for algorithm in ALGORITHMS if rank < workers else ():
+                for dtype, sizes in SIZES.items():
+                    for size in sizes:
+                        found[algorithm, workers, str(dtype), size] = check(algorithm, group, size, dtype)
+        results.put((rank, found))
+    except BaseException as error:
+        results.put((rank, error))
+
+
+@pytest.fixture(scope="module")
+def checksums(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Case, tuple[int, int]]]:
+    """Of each worker. All cases run in one set of processes, whose start takes longer than they do."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["slipstream.train.loop"])
+    results = context.Queue()
+    store = str(tmp_path_factory.mktemp("store") / "store")
+    processes = [
+        context.Process(target=serve, args=(rank, store, results), daemon=True) for rank in range(max(WORKERS))
+    ]
+    for process in processes:
+        process.start()
+    try:
+        found: dict[int, Any] = {}
+        while len(found) < len(processes):
+            rank, result = results.get(timeout=120)
+            if isinstance(result, BaseException):
+                raise AssertionError(f"rank {rank}") from result
+            found[rank] = result
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return [found[rank] for rank in range(max(WORKERS))]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_sums_are_exact_and_the_same_each_time_on_every_worker(algorithm: str, checksums: Any) -> None:
+    for case, (first, second) in checksums[0].items():
+        if case[0] == algorithm:
+            assert first == second, case
+            assert {found[case] for found in checksums[: case[1]]} == {(first, second)}, case
+    assert sum(case[0] == algorithm for case in checksums[0]) == len(WORKERS) * sum(map(len, SIZES.values()))
+
+
+@given(st.integers(2, 100))
+def test_every_worker_is_an_inner_node_of_one_tree_at_most(size: int) -> None:
+    trees = [[place_in_tree(number, rank, size) for rank in range(size)] for number in (0, 1)]
+    for tree in trees:
+        (root,) = [place for place in tree if place.parent is None]
+        assert root.height == size.bit_length() - 1
+        for rank, place in enumerate(tree):
+            assert len(place.children) <= 2
+            for child in place.children:
+                assert tree[child].parent == rank
+                assert tree[child].height < place.height and tree[child].down == place.down + 1
+        assert sum(len(place.children) for place in tree) == size - 1
+    assert not any(first.children and second.children for first, second in zip(*trees, strict=True))
