@@ -156,6 +156,8 @@ def _finish(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> None:
             memory=max((line["memory"] for line in lines if "memory" in line), default=None),
             predicted_memory=plan.predicted.memory if plan.predicted else None,
             data_wait=round(part_waiting(lines), 4),
+            sent=last.get("sent"),
+            compression=last.get("compression"),
         ),
     )
 

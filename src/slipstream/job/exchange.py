@@ -3,6 +3,7 @@
 from typing import Literal
 
 from slipstream.job.base import Section
+from slipstream.job.codecs import Codec
 from slipstream.job.units import Bytes
 
 
@@ -13,6 +14,8 @@ class AllReduce(Section):
     """The exchange's name."""
     bucket: Bytes = 25_000_000
     """Gradients travel in buckets of about this size."""
+    codec: Codec | None = None
+    """How gradients are made smaller on the wire: fp16, bf16, int8, onebit, topk, randomk or powersgd. Default: not."""
 
 
 Exchange = AllReduce
