@@ -1,4 +1,4 @@
-"""Workers that add up one bucket after another, with every codec, among 2 to 8 of them; what each has seen comes back."""
+"""Workers that add up one bucket after another, with every codec, among 2 to 8 of them, and what each has seen."""
 
 import multiprocessing as mp
 import os

@@ -13,7 +13,7 @@ from slipstream.train.exchange.codecs.int8 import Int8
 from slipstream.train.exchange.codecs.onebit import OneBit
 from slipstream.train.exchange.codecs.powersgd import decode, encode, orthogonal
 from slipstream.train.exchange.codecs.randomk import RandomK
-from slipstream.train.exchange.codecs.topk import TopK
+from slipstream.train.exchange.codecs.topk import BLOCK, TopK
 
 NUMBERS = arrays.arrays(
     "float32",
@@ -96,10 +96,11 @@ def test_randomk_without_memory_has_the_right_mean() -> None:
 @settings(max_examples=50, deadline=None)
 @given(x=NUMBERS)
 def test_topk_keeps_the_largest(x: Tensor) -> None:
+    x = x[:BLOCK]
     arrives = sent(TopK(0.1), x)
     kept = arrives != 0
-    assert torch.equal(arrives[kept], x[kept])
-    assert kept.sum() <= max(1, len(x) // 10)
+    assert torch.equal(arrives[kept], x[kept].bfloat16().float())
+    assert kept.sum() <= max(1, round(len(x) / 10))
     left = x[~kept].abs().max() if (~kept).any() else torch.zeros(())
     assert not kept.any() or x[kept].abs().min() >= left
 

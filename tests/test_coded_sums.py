@@ -1,6 +1,5 @@
 """Sums of codes over real processes: the same with all workers, nothing lost, and no more bytes than were said."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np

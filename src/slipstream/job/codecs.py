@@ -62,12 +62,13 @@ class OneBit(_Codec):
 
 
 class TopK(_Codec):
-    """The largest numbers of a bucket alone, and where they stand (Aji and Heafield 2017, arXiv 1704.05021)."""
+    """The largest of every 256 numbers alone, and where they stand (Aji and Heafield 2017, arXiv 1704.05021): three
+    bytes for each."""
 
     name: Literal["topk"]
     """The codec's name."""
-    part: Fraction = Field(default=0.01, gt=0, lt=0.5)
-    """Part of the numbers that is sent; from a half on that would be no fewer bytes."""
+    part: Fraction = Field(default=0.1, ge=0.004, lt=0.33)
+    """Part of the numbers that is sent, from one in 256 to a third, where int8 would send as little."""
     feedback: bool = True
     """Whether a worker keeps what a code leaves out, for the next step."""
 
