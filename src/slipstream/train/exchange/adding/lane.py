@@ -18,6 +18,7 @@ class Lane:
         self._seed = seed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="exchange")
         self._beside: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
+        self._stream: torch.cuda.Stream | None = None
         self._buckets = 0
         self.position = 0
         """Of the step's first sample in the run: what is random in a step follows from it."""
@@ -44,25 +45,23 @@ class Lane:
         if not flat.is_cuda:
             return _Started(self._thread.submit(_without_gradients, work))
         before = torch.cuda.current_stream(flat.device).record_event()
-        return _StartedOnGpu(self._thread.submit(_on_own_stream, work, before, flat.device))
+        return _StartedOnGpu(self._thread.submit(self._on_own_stream, work, before, flat.device))
+
+    def _on_own_stream(
+        self, work: Callable[[], None], before: torch.cuda.Event, device: torch.device
+    ) -> torch.cuda.Event:
+        torch.cuda.set_device(device)  # a setting of each thread
+        self._stream = self._stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream.wait_event(before)
+        with torch.cuda.stream(self._stream):
+            _without_gradients(work)
+            done: torch.cuda.Event = self._stream.record_event()
+            return done
 
 
 def _without_gradients(work: Callable[[], None]) -> None:
-    with torch.no_grad():  # a setting of each thread
+    with torch.no_grad():  # also a setting of each thread
         work()
-
-
-_streams: dict[torch.device, torch.cuda.Stream] = {}
-
-
-def _on_own_stream(work: Callable[[], None], before: torch.cuda.Event, device: torch.device) -> torch.cuda.Event:
-    torch.cuda.set_device(device)
-    stream = _streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-    stream.wait_event(before)
-    with torch.cuda.stream(stream):
-        _without_gradients(work)
-        done: torch.cuda.Event = stream.record_event()
-        return done
 
 
 class _Started:
