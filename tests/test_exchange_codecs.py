@@ -186,3 +186,26 @@ def test_weights_that_are_shared_out_have_no_codec(documents: Path) -> None:
     assert plan(shard=2, sharded="optimizer")
     with pytest.raises(ValueError, match=r"does not go with layout\.shard"):
         make_plan(coded_job(documents, "int8"), this_machine(), layout=Layout(shard=2, micro_batch=1))
+
+
+# --- beside other axes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"replicate": 2, "tensor": 2}, {"replicate": 2, "pipeline": 2}, {"shard": 2, "sharded": "optimizer"}],
+    ids=str,
+)
+@pytest.mark.parametrize("codec", ["topk", "powersgd"])
+def test_beside_other_axes(codec: str, layout: dict[str, Any], pool: Pool, documents: Path, tmp_path: Path) -> None:
+    """The weights of both ends of this decoder are one, also where they are on two stages."""
+    workers = 2 * layout.get("tensor", 1) * layout.get("pipeline", 1)
+    job = coded_job(documents, codec, layout=layout, **{"model.dropout": 0.0, "train.clip": None})
+    whole = pool.train(job, tmp_path / "run", workers)
+    checkpoint = tmp_path / "run/checkpoints/step-00000004"
+    expected = unsent(checkpoint)
+    alone = restored(coded_job(documents, codec, **{"model.dropout": 0.0}), checkpoint, 1, 0)
+    assert alone.keys() == expected.keys() and alone
+    assert all(torch.allclose(alone[name], expected[name], rtol=1e-6, atol=1e-9) for name in alone)
+    forget_after(tmp_path / "run", 4)
+    assert [exact(line) for line in pool.resume(tmp_path / "run", workers)] == [exact(line) for line in whole]
