@@ -32,10 +32,10 @@ JOBS: dict[str, dict[str, Any]] = {
         "model": {"kind": "decoder", "layers": 2, "hidden": 64, "heads": 4},
         "data": {"source": "python-stdlib", "sequence": 64, "vocabulary": 512, "validation": "1%"},
         "train": {
-            "steps": 500,
-            "batch": 8,
+            "steps": 600,
+            "batch": 16,
             "optimizer": {"name": "adamw", "lr": 2e-3},
-            "schedule": {"decay": "cosine", "warmup": "10%", "floor": "10%"},
+            "schedule": {"decay": "cosine", "warmup": "10%"},
             "clip": {"norm": 1.0},
             "evaluate": {"every": "100%"},
         },

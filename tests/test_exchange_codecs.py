@@ -54,6 +54,16 @@ def test_a_resume_is_bit_for_bit(codec: Any, pool: Pool, documents: Path, tmp_pa
     assert [exact(line) for line in resumed] == [exact(line) for line in whole]
 
 
+def test_until_the_warmup_ends_gradients_travel_as_they_are(pool: Pool, documents: Path, tmp_path: Path) -> None:
+    settings = {"name": "onebit", "warmup": "40%"}
+    whole = pool.train(coded_job(documents, settings), tmp_path / "run", 2)
+    plain = pool.train(coded_job(documents, None), tmp_path / "plain", 2)
+    assert [line["compression"] > 1 for line in whole] == 4 * [False] + 4 * [True]  # 25.6 of 64 samples
+    assert [exact(line) for line in whole[:4]] == [exact(line) for line in plain[:4]]
+    forget_after(tmp_path / "run", 4)
+    assert [exact(line) for line in pool.resume(tmp_path / "run", 2)] == [exact(line) for line in whole]
+
+
 def test_through_the_program(documents: Path, tmp_path: Path) -> None:
     job = write_job(tmp_path, dump(coded_job(documents, "topk")))
     done = slipstream("train", job, "--workers", "2", "--run-dir", "run", cwd=tmp_path)

@@ -1,7 +1,8 @@
 """`exchange.codec:` how a gradient is made smaller on the wire. Small tensors travel as they are.
 
 `feedback`: what a code leaves out is kept by the worker and added to its next gradient (error feedback; Karimireddy et
-al. 2019, arXiv 1901.09847), so that nothing is lost, only late.
+al. 2019, arXiv 1901.09847), so that nothing is lost, only late. What is late does most harm at the start, when
+gradients change fast: hence `warmup` (as in Tang et al. 2021, arXiv 2102.02888).
 """
 
 from typing import Annotated, Any, Literal
@@ -9,10 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, model_validator
 
 from slipstream.job.base import Section, Shorthand, choice
-from slipstream.job.units import Count, Fraction
+from slipstream.job.units import Count, Fraction, SampleSpanOrZero, Span
 
 
 class _Codec(Section):
+    warmup: SampleSpanOrZero = Span(0.0, "run")
+    """Until then gradients travel as they are: over the first part of the run (`10%`) or this many samples."""
+
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, value: Any) -> Any:

@@ -66,6 +66,15 @@ def part_waiting(lines: Sequence[dict[str, Any]]) -> float:
     return float(sum(line.get("data_wait", 0.0) for line in steady) / sum(line["seconds"] for line in steady))
 
 
+def mean_traffic(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Bytes sent in a step and how many times more that would have been without a codec, where there are others."""
+    sent = [line["sent"] for line in lines if "sent" in line]
+    if not sent:
+        return {}
+    plain = sum(line["sent"] * line["compression"] for line in lines if "sent" in line)
+    return {"sent": round(sum(sent) / len(sent)), "compression": round(plain / sum(sent), 3)}
+
+
 def write_result(run: RunFolder, result: Result) -> None:
     """Write result.json."""
     write_text(run.result, json.dumps(asdict(result), indent=2, allow_nan=False) + "\n")

@@ -55,6 +55,8 @@ class Share:
     """Samples seen before this step."""
     size: int
     """Samples in this step, over all workers."""
+    total: int
+    """Samples in the run."""
     micro_batches: list[MicroBatch]
     waited: float = 0.0
     """Seconds that the loop had to wait for it."""
@@ -154,7 +156,7 @@ class Batches:
         for step, some in zip(steps, mine, strict=True):
             cuts = [slice(done + at, done + min(at + each, len(some))) for at in range(0, len(some), each)]
             parts = [MicroBatch(batch.inputs[cut], batch.targets[cut], places[cut], indices[cut]) for cut in cuts]
-            made.append(Share(starts[step], starts[step + 1] - starts[step], parts))
+            made.append(Share(starts[step], starts[step + 1] - starts[step], self.timeline.samples, parts))
             done += len(some)
         return made
 

@@ -68,7 +68,7 @@ def train(
         trial.compare(model)
         update = Update(job.train, model, timeline.samples, fp16=plan.precision == "fp16")
         checkpointer = Checkpointer(run.checkpoints, job.checkpoint.keep, world)
-        recorder = Recorder(run, dataset.facts, world, model.exchange)
+        recorder = Recorder(run, dataset.facts, world)
         progress = _restore(restore, model, update, world) if restore else Progress()
         recorder.start(parameters, timeline)
 
@@ -91,7 +91,7 @@ def train(
             checkpointer.hold()
             updated = update.apply(share.start, share.size, answer[0], answer[VOID])
             model.exchange.settle(updated.skipped)
-        step = Launched(pulse.step, share, began, answer, updated, losses)
+        step = Launched(pulse.step, share, began, answer, updated, losses, model.exchange.traffic())
         if pulse.step == first:
             checkpointer.prepare(model, update.optimizer)
             gc.freeze()  # what has been made by now stays: no need to look through it again and again

@@ -9,7 +9,6 @@ from slipstream.data.base import Facts
 from slipstream.runs import RunFolder, append_line
 from slipstream.runs.checkpoints import Progress
 from slipstream.train.batches import Share
-from slipstream.train.exchange import Exchange
 from slipstream.train.found import Found
 from slipstream.train.timeline import Timeline
 from slipstream.train.world import World
@@ -20,8 +19,8 @@ _MOST_WARNINGS = 10
 class Recorder:
     """The first worker's pen; with the others it does not write."""
 
-    def __init__(self, run: RunFolder, facts: Facts, world: World, exchange: Exchange) -> None:
-        self._run, self._facts, self._exchange = run, facts, exchange
+    def __init__(self, run: RunFolder, facts: Facts, world: World) -> None:
+        self._run, self._facts = run, facts
         self._writes, self._device = world.rank == 0, world.device
         self._warnings = 0
 
@@ -49,8 +48,9 @@ class Recorder:
             "seconds": round(found.seconds, 6),
             "data_wait": round(share.waited, 6),
         }
-        if traffic := self._exchange.traffic():  # the same in every step
-            line |= {"sent": traffic.sent, "compression": round(traffic.plain / traffic.sent, 3)}
+        if found.traffic:
+            line["sent"] = found.traffic.sent
+            line["compression"] = round(found.traffic.plain / found.traffic.sent, 3)
         if self._device.type == "cuda":
             line["memory"] = torch.cuda.max_memory_allocated(self._device)
         if found.norm is not None:

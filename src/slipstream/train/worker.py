@@ -48,7 +48,7 @@ class Worker:
         own = [self._own(micro) for micro in share.micro_batches]
         weight = tasks.weight_of_batch(self.job, share.size) or self._agree_on_weight(own)
         here = [replace(micro, inputs=self.here(micro.inputs), targets=self.here(micro.targets)) for micro in own]
-        losses = (self._through_pipeline if self.model.pipeline else self._one_by_one)(here, weight, scale, share.start)
+        losses = (self._through_pipeline if self.model.pipeline else self._one_by_one)(here, weight, scale, share)
         if not losses or not self.model.counts:
             return torch.zeros(len(losses), device=self.world.device)
         return torch.stack(losses)
@@ -85,20 +85,20 @@ class Worker:
         assert self.model.tensor, "it shares out the tokens"
         return tasks.shared_out_loss_sum(outputs, targets, self._first_token, self.model.tensor.group)
 
-    def _one_by_one(self, micro_batches: list[MicroBatch], weight: float, scale: float, position: int) -> list[Tensor]:
+    def _one_by_one(self, micro_batches: list[MicroBatch], weight: float, scale: float, share: Share) -> list[Tensor]:
         losses = []
         for number, micro in enumerate(micro_batches, 1):
             with self._pulse.during("forward"), self._around(micro.positions):
                 loss = self._loss_of(micro.inputs, micro.targets) / weight
             if number == len(micro_batches):
-                self.model.exchange.begin(position)
+                self.model.exchange.begin(share.start, share.total)
             with self._pulse.during("backward"):
                 (loss * scale).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         return losses
 
     def _through_pipeline(
-        self, micro_batches: list[MicroBatch], weight: float, scale: float, position: int
+        self, micro_batches: list[MicroBatch], weight: float, scale: float, share: Share
     ) -> list[Tensor]:
         def loss(outputs: Tensor, targets: Tensor) -> Tensor:
             with autocast(self.plan):
@@ -110,7 +110,7 @@ class Worker:
         )
         with self._pulse.during("forward"):
             losses = self.model.pipeline.forward_backward(inputs, targets, positions, len(micro_batches), loss)
-        self.model.exchange.begin(position)
+        self.model.exchange.begin(share.start, share.total)
         return [value.detach() / scale for value in losses]
 
     def _own(self, micro: MicroBatch) -> MicroBatch:

@@ -66,9 +66,9 @@ class AllReduce:
             for index, weight in enumerate(bucket.weights):
                 weight.register_post_accumulate_grad_hook(self._hook(bucket, index))  # type: ignore[no-untyped-call]
 
-    def begin(self, position: int) -> None:
+    def begin(self, position: int, total: int) -> None:
         """From now on a complete gradient goes into its bucket, and a full bucket on its way."""
-        self._lane.position = position
+        self._lane.position, self._lane.total = position, total
         self._sending = True
         self._next = 0
         for bucket in self._buckets:

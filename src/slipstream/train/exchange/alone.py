@@ -8,7 +8,7 @@ from slipstream.train.exchange.base import Kept, Traffic
 class Alone:
     """Nothing to exchange."""
 
-    def begin(self, position: int) -> None:
+    def begin(self, position: int, total: int) -> None:
         """Nothing travels."""
 
     def finish(self) -> None:

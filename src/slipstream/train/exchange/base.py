@@ -44,9 +44,9 @@ class Traffic:
 class Exchange(Protocol):
     """Turns each worker's own gradients into the sums that the layout asks for."""
 
-    def begin(self, position: int) -> None:
+    def begin(self, position: int, total: int) -> None:
         """The last backward of this step comes next: gradients may travel as soon as they are complete. The step begins
-        at this sample of the run."""
+        at this sample of the run, which has so many in total."""
         ...
 
     def finish(self) -> None:

@@ -16,7 +16,7 @@ class Sharded:
         self._sums = sums
         self._sync(False)
 
-    def begin(self, position: int) -> None:  # noqa: ARG002
+    def begin(self, position: int, total: int) -> None:  # noqa: ARG002
         """Sum in the backward that comes next."""
         self._sync(True)
 

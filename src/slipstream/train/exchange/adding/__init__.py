@@ -30,8 +30,8 @@ def build_adder(setting: AllReduce, lane: Lane, group: dist.ProcessGroup, weight
 
 def _build_coded(codec: AnyCodec, lane: Lane, group: dist.ProcessGroup, weights: list[nn.Parameter]) -> Coded:
     if isinstance(codec, PowerSgd):
-        return LowRank(codec.rank, codec.warm, lane, group, weights, codec.feedback)
-    return ADDED[codec.name](CODECS[codec.name](codec), lane, group, weights, codec.feedback)
+        return LowRank(lane, group, weights, codec)
+    return ADDED[codec.name](CODECS[codec.name](codec), lane, group, weights, codec)
 
 
 def is_coded(setting: AllReduce, weight: nn.Parameter) -> bool:

@@ -4,10 +4,13 @@ A worker sends a code of its gradient plus its memory, and remembers what the co
 Karimireddy et al. 2019, arXiv 1901.09847). What a step has left out counts only once the step does.
 """
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from slipstream.job.codecs import AnyCodec
 from slipstream.train.exchange.adding.base import Pending
 from slipstream.train.exchange.adding.lane import Lane
 from slipstream.train.exchange.base import Kept
@@ -17,8 +20,10 @@ class Coded:
     """Adds up one bucket in the lane. A way of doing so has `_add`."""
 
     def __init__(
-        self, lane: Lane, group: dist.ProcessGroup, weights: list[nn.Parameter], feedback: bool, even: bool = False
+        self, lane: Lane, group: dist.ProcessGroup, weights: list[nn.Parameter], setting: AnyCodec, even: bool = False
     ) -> None:
+        feedback = setting.feedback
+        self._warmup = setting.warmup
         self._lane, self._bucket, self._weights, self._feedback = lane, lane.number(), weights, feedback
         self._group = lane.group(group)
         self._rank, self._workers = self._group.rank(), self._group.size()
@@ -36,7 +41,8 @@ class Coded:
 
     def start(self, flat: Tensor) -> Pending:
         position = self._lane.position
-        return self._lane.start(lambda: self._sum(flat, position), flat)
+        early = position < self._warmup.samples(self._lane.total)
+        return self._lane.start(partial(self._sum_plainly, flat) if early else partial(self._sum, flat, position), flat)
 
     def settle(self, skipped: Tensor) -> None:
         """The step is done: take over what it leaves, unless it was skipped."""
@@ -57,6 +63,12 @@ class Coded:
         self._kept.append(first)
         self._left.append(first.clone())
         return first, self._left[-1]
+
+    def _sum_plainly(self, flat: Tensor) -> None:
+        self.sent = 0
+        self._all_reduce(flat)
+        for kept, left in zip(self._kept, self._left, strict=True):
+            left.copy_(kept)
 
     def _sum(self, flat: Tensor, position: int) -> None:
         size = flat.numel()

@@ -22,6 +22,8 @@ class Lane:
         self._buckets = 0
         self.position = 0
         """Of the step's first sample in the run: what is random in a step follows from it."""
+        self.total = 0
+        """Samples in the run."""
 
     def group(self, group: dist.ProcessGroup) -> dist.ProcessGroup:
         """The same workers, in a group that nobody else talks in."""

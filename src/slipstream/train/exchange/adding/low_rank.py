@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from slipstream.job.codecs import PowerSgd
 from slipstream.train.exchange.adding.coded import Coded, split_by
 from slipstream.train.exchange.adding.lane import Lane
 from slipstream.train.exchange.base import Kept
@@ -14,22 +15,14 @@ from slipstream.train.exchange.codecs.powersgd import decode, encode, orthogonal
 class LowRank(Coded):
     """All left halves of a bucket travel together, then all right ones."""
 
-    def __init__(
-        self,
-        rank: int,
-        warm: bool,
-        lane: Lane,
-        group: dist.ProcessGroup,
-        weights: list[nn.Parameter],
-        feedback: bool,
-    ) -> None:
-        super().__init__(lane, group, weights, feedback)
+    def __init__(self, lane: Lane, group: dist.ProcessGroup, weights: list[nn.Parameter], setting: PowerSgd) -> None:
+        super().__init__(lane, group, weights, setting)
         self._shapes = [as_matrix(weight) for weight in weights]
-        self._columns = rank
+        self._columns = setting.rank
         first = self._draw("first", weights[0].device).to(weights[0].dtype)
         self._basis: Tensor | None = None
         self._next_basis = first
-        if warm:
+        if setting.warm:
             self._basis, self._next_basis = self._keep(first)
 
     def kept(self) -> list[Kept]:

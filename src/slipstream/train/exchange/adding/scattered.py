@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from slipstream.job.codecs import AnyCodec
 from slipstream.train.exchange.adding.coded import Coded
 from slipstream.train.exchange.adding.lane import Lane
 from slipstream.train.exchange.codecs import Codec
@@ -18,9 +19,9 @@ class Scattered(Coded):
     """Two rounds, in each of which a worker sends as many codes of parts as there are others."""
 
     def __init__(
-        self, codec: Codec, lane: Lane, group: dist.ProcessGroup, weights: list[nn.Parameter], feedback: bool
+        self, codec: Codec, lane: Lane, group: dist.ProcessGroup, weights: list[nn.Parameter], setting: AnyCodec
     ) -> None:
-        super().__init__(lane, group, weights, feedback, even=True)
+        super().__init__(lane, group, weights, setting, even=True)
         self._codec = codec
 
     def _add(self, x: Tensor, total: Tensor, position: int) -> None:
