@@ -20,10 +20,10 @@ CODECS: dict[str, Any] = {
     "fp16": "fp16",
     "bf16": "bf16",
     "int8": "int8",
-    "onebit": "onebit",
-    "topk": "topk",
-    "randomk": "randomk",
-    "powersgd": "powersgd",
+    "onebit": {"name": "onebit", "warmup": "20%"},
+    "topk": {"name": "topk", "part": "25%", "warmup": "20%"},
+    "randomk": {"name": "randomk", "part": "50%", "warmup": "30%"},
+    "powersgd": {"name": "powersgd", "rank": 8, "warmup": "30%"},
 }
 """With the settings that docs/exchange.md recommends."""
 JOBS: dict[str, dict[str, Any]] = {

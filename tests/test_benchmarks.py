@@ -42,7 +42,7 @@ def test_codecs_are_compared(tmp_path: Path) -> None:
     compared = {result["codec"]: result for result in record["results"]}
     assert set(compared) == {"none", "topk"}
     assert compared["none"]["compression"] == compared["none"]["loss_ratio"] == 1
-    assert compared["topk"]["compression"] > 2 and compared["topk"]["sent"] < compared["none"]["sent"]
+    assert compared["topk"]["compression"] > 1.5 and compared["topk"]["sent"] < compared["none"]["sent"]
 
 
 def test_starting_up_is_timed(tmp_path: Path) -> None:

@@ -22,9 +22,8 @@ class Coded:
     def __init__(
         self, lane: Lane, group: dist.ProcessGroup, weights: list[nn.Parameter], setting: AnyCodec, even: bool = False
     ) -> None:
-        feedback = setting.feedback
-        self._warmup = setting.warmup
-        self._lane, self._bucket, self._weights, self._feedback = lane, lane.number(), weights, feedback
+        self._lane, self._bucket, self._weights = lane, lane.number(), weights
+        self._feedback, self._warmup = setting.feedback, setting.warmup
         self._group = lane.group(group)
         self._rank, self._workers = self._group.rank(), self._group.size()
         self.sent = 0
@@ -36,7 +35,7 @@ class Coded:
         room = weights[0].detach().new_zeros(size + (-size % self._workers if even else 0))
         self._memory: Tensor | None = None
         self._x = room
-        if feedback:
+        if setting.feedback:
             self._memory, self._x = self._keep(room)
 
     def start(self, flat: Tensor) -> Pending:
@@ -95,5 +94,6 @@ def ring_bytes(code: Tensor, workers: int) -> int:
 
 
 def split_by(flat: Tensor, weights: list[nn.Parameter]) -> list[Tensor]:
+    """The parts of a flat tensor that belong to each weight."""
     sizes = [weight.numel() for weight in weights]
     return list(torch.split(flat[: sum(sizes)], sizes))
