@@ -38,6 +38,14 @@ def test_layouts_are_compared(tmp_path: Path) -> None:
     assert result["slipstream"] > 0 and result["by hand"] > 0 and result["ratio"] > 0
 
 
+def test_codecs_are_compared(tmp_path: Path) -> None:
+    record = run("codecs.py", "--jobs", "digits", "--codecs", "topk", out=tmp_path / "codecs.json")
+    compared = {result["codec"]: result for result in record["results"]}
+    assert set(compared) == {"none", "topk"}
+    assert compared["none"]["compression"] == compared["none"]["loss_ratio"] == 1
+    assert compared["topk"]["compression"] > 1.5 and compared["topk"]["sent"] < compared["none"]["sent"]
+
+
 def test_starting_up_is_timed(tmp_path: Path) -> None:
     record = run("startup.py", out=tmp_path / "startup.json")
     seconds = {result["what"]: result["seconds"] for result in record["results"]}

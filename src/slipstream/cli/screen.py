@@ -177,6 +177,12 @@ def show_result(console: Console, run: RunFolder, result: Result) -> None:
     why = "" if result.status == "finished" else f" ({result.reason})"
     if result.data_wait and result.data_wait > _WAITS:
         console.print(f"{result.data_wait:.0%} of the time was spent waiting for data", style="yellow")
+    if result.compression and result.compression > 1:
+        console.print(
+            f"each worker sent {result.sent:,} bytes of gradients a step, {result.compression:.1f} times fewer than "
+            "without the codec",
+            style="dim",
+        )
     console.print(
         f"[bold]{result.status}[/]{why} after {result.step:,} steps in {result.seconds:.0f} s{cost}: "
         f"loss {start} → {loss}{judged}{skipped}"

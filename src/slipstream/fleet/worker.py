@@ -21,7 +21,7 @@ from slipstream.job import Job, load_job
 from slipstream.plan import Plan
 from slipstream.runs import Pulse, RunFolder, read_lines
 from slipstream.runs.checkpoints import find_checkpoint
-from slipstream.runs.result import Result, part_waiting, steady_step, write_result
+from slipstream.runs.result import Result, mean_traffic, part_waiting, steady_step, write_result
 
 if TYPE_CHECKING:
     from torch import nn
@@ -156,6 +156,7 @@ def _finish(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> None:
             memory=max((line["memory"] for line in lines if "memory" in line), default=None),
             predicted_memory=plan.predicted.memory if plan.predicted else None,
             data_wait=round(part_waiting(lines), 4),
+            **mean_traffic(lines),
         ),
     )
 

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from slipstream.job.base import Section
+from slipstream.job.codecs import Codec
 from slipstream.job.units import Bytes
 
 
@@ -18,6 +19,8 @@ class AllReduce(Section):
     machines the quickest for the bucket's size, by links that are measured once for a run. backend: what gloo or NCCL
     choose. On GPUs ring and tree are NCCL's own, and the last two do not exist. One worker has nothing to add up and
     ignores it: the same job file runs on a laptop."""
+    codec: Codec | None = None
+    """How gradients are made smaller on the wire: fp16, bf16, int8, onebit, topk, randomk or powersgd. Default: not."""
 
 
 Exchange = AllReduce

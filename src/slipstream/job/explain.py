@@ -14,13 +14,21 @@ from slipstream.job.data import BUILT_IN_SOURCES, SUFFIXES
 
 KeyPath = tuple[str | int, ...]
 
-_CHOSEN_BY = {"model": "kind", "data": "source", "optimizer": "name", "task": "kind", "schedule": "decay"}
+_CHOSEN_BY = {
+    "model": "kind",
+    "data": "source",
+    "optimizer": "name",
+    "task": "kind",
+    "schedule": "decay",
+    "codec": "name",
+}
 _CHOOSERS = {
     "model": "needs kind: decoder, resnet, mlp or linear; or import: package.module:name; or huggingface: folder",
     "data": f"needs source: {', '.join(BUILT_IN_SOURCES)} or a path; or import: package.module:name",
     "optimizer": "needs name: sgd, momentum, nesterov, adam, adamw, lars or lamb",
     "task": "needs kind: next-token, masked-token, classification or regression",
     "schedule": "needs decay: constant, linear, cosine, step or warmup-stable-decay",
+    "codec": "needs name: fp16, bf16, int8, onebit, topk, randomk or powersgd",
 }
 _TEXTS = {
     "string_type": "needs text, not {value}",

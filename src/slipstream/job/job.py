@@ -14,6 +14,11 @@ from slipstream.job.units import Count, Duration, Interval, Money, Number, Seed,
 
 OFFLOAD_ON_CPU = "layout.offload has no effect on a CPU: the optimiser's state is in main memory already; leave it out"
 
+FEEDBACK_IN_FP16 = (
+    "exchange.codec keeps what it leaves out of gradients for later steps, and in train.precision fp16 their scale "
+    "changes from step to step; use bf16 or fp32, or a codec with feedback: false"
+)
+
 
 class LayoutChoice(Section):
     """How the work is split. What is left out is chosen for the machine; the curve is the same on every layout.
@@ -232,6 +237,8 @@ class Job(Section):
             problems.append(OFFLOAD_ON_CPU)
         if self.layout.offload == "optimizer" and isinstance(train.optimizer, Sgd):
             problems.append("layout.offload has no effect with sgd, which keeps no state")
+        if train.precision == "fp16" and self.exchange.codec and self.exchange.codec.feedback:
+            problems.append(FEEDBACK_IN_FP16)
         if self._has_batch_norm and self.layout.micro_batch:
             problems.append(
                 "layout.micro_batch would change the curve: batch norm takes its statistics over the whole batch; "

@@ -11,7 +11,17 @@ from slipstream.plan.layout import SPOKEN, Layout
 
 def misfits(job: Job, layout: Layout) -> list[str]:
     """Why a job cannot run on a layout: one line for each reason, none if it can."""
-    return [*_model_misfits(job, layout), *_batch_misfits(job, layout)]
+    return [*_model_misfits(job, layout), *_batch_misfits(job, layout), *codec_misfits(job, layout)]
+
+
+def codec_misfits(job: Job, layout: Layout) -> Iterator[str]:
+    """Why gradients cannot go through the job's codec."""
+    if job.exchange.codec and layout.shard > 1 and layout.sharded != "optimizer":
+        yield (
+            f"exchange.codec {job.exchange.codec.name} does not go with layout.shard: FSDP2 sums the gradients of "
+            "weights that are shared out by itself, as they are; use layout.replicate, set layout.sharded: optimizer, "
+            "or leave the codec out"
+        )
 
 
 def _model_misfits(job: Job, layout: Layout) -> Iterator[str]:

@@ -4,10 +4,10 @@ from math import prod
 from typing import Literal
 
 from slipstream.job import Job
-from slipstream.job.base import Section
-from slipstream.job.job import OFFLOAD_ON_CPU
+from slipstream.job.base import Section, refuse
+from slipstream.job.job import FEEDBACK_IN_FP16, OFFLOAD_ON_CPU
 from slipstream.job.models import DecoderModel, ResnetModel
-from slipstream.plan.fit import misfits, nearest_layouts
+from slipstream.plan.fit import codec_misfits, misfits, nearest_layouts
 from slipstream.plan.layout import Layout
 from slipstream.plan.machine import ANY_MACHINE, Machine
 
@@ -63,6 +63,7 @@ def make_plan(job: Job, machine: Machine, workers: int | None = None, layout: La
     device = _device(job, machine)
     there = machine.room(device)
     layout = layout or _choose_layout(job, there, workers)
+    refuse(list(codec_misfits(job, layout)))
     if device == "cuda" and layout.workers > there:
         raise ValueError(f"{layout.workers} workers need as many GPUs, and there are {there}; use --workers {there}")
     if device == "cpu" and layout.offload != "none" and machine != ANY_MACHINE:
@@ -70,11 +71,14 @@ def make_plan(job: Job, machine: Machine, workers: int | None = None, layout: La
     if job.train.precision in ("fp8", "fp8-rows") and isinstance(job.model, DecoderModel):
         _refuse_uneven(job, job.model, layout)
     _refuse_algorithm(job, device, layout)
+    precision = _precision(job, device, machine)
+    if precision == "fp16" and job.exchange.codec and job.exchange.codec.feedback:
+        raise ValueError(FEEDBACK_IN_FP16)
     return Plan(
         machine=str(machine),
         device=device,
         layout=layout,
-        precision=_precision(job, device, machine),
+        precision=precision,
         threads=max(1, machine.cores // layout.workers),
         compile=_compile(job, device, layout),
     )

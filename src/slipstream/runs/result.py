@@ -49,6 +49,10 @@ class Result:
     """What the plan said of the busiest worker."""
     data_wait: float | None = None
     """Part of the steps' time that the first worker waited for data."""
+    sent: int | None = None
+    """Bytes of gradients that the first worker sent in a step, where there are others."""
+    compression: float | None = None
+    """How many times more that would have been without a codec."""
 
 
 def steady_step(seconds: Sequence[float]) -> float:
@@ -60,6 +64,15 @@ def part_waiting(lines: Sequence[dict[str, Any]]) -> float:
     """Part of the time of steps that was spent waiting for data, without those at the start."""
     steady = lines[len(lines) // 4 :]
     return float(sum(line.get("data_wait", 0.0) for line in steady) / sum(line["seconds"] for line in steady))
+
+
+def mean_traffic(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Bytes sent in a step and how many times more that would have been without a codec, where there are others."""
+    sent = [line["sent"] for line in lines if "sent" in line]
+    if not sent:
+        return {}
+    plain = sum(line["sent"] * line["compression"] for line in lines if "sent" in line)
+    return {"sent": round(sum(sent) / len(sent)), "compression": round(plain / sum(sent), 3)}
 
 
 def write_result(run: RunFolder, result: Result) -> None:

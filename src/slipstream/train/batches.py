@@ -59,6 +59,8 @@ class Share:
     """Samples seen before this step."""
     size: int
     """Samples in this step, over all workers."""
+    total: int
+    """Samples in the run."""
     micro_batches: list[MicroBatch]
     waited: float = 0.0
     """Seconds that the loop had to wait for it."""
@@ -159,8 +161,9 @@ class Batches:
         begins = () if batch.begins is None else (batch.begins,)
         tensors = (batch.inputs, batch.targets, torch.from_numpy(positions), torch.from_numpy(indices), *begins)
         cut = map(MicroBatch, *(torch.split_with_sizes(tensor, sizes) for tensor in tensors))
+        total = self.timeline.samples
         return [
-            Share(starts[step], starts[step + 1] - starts[step], list(islice(cut, -(-len(some) // each))))
+            Share(starts[step], starts[step + 1] - starts[step], total, list(islice(cut, -(-len(some) // each))))
             for step, some in zip(steps, mine, strict=True)
         ]
 

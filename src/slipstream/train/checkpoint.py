@@ -15,6 +15,7 @@ from slipstream.runs.checkpoints import Progress, prune, seal
 from slipstream.train.mirror import Mirror
 from slipstream.train.parallel.parts import Box
 from slipstream.train.parallel.split import SplitModel
+from slipstream.train.unsent import share_out_unsent, unsent_boxes
 from slipstream.train.world import World
 
 _FILES = 4
@@ -52,7 +53,9 @@ def load(path: Path, model: SplitModel, optimizer: Optimizer, at_home: torch.dev
             tensor = torch.empty(size, dtype=saved[key].properties.dtype, device=device, pin_memory=pinned)
             optimizer.state[part.weight][slot] = tensor
             state[key] = Box.of(tensor, part.shape, part.offset) if whole else tensor
+    state |= {key: box for key, box in unsent_boxes(model).items() if key in saved and saved[key].size == box.size()}
     dcp.load(state, storage_reader=reader, no_dist=alone)
+    share_out_unsent(path, model, saved)
     model.share_parts()
 
 
@@ -79,7 +82,7 @@ def _state(model: SplitModel, optimizer: Optimizer) -> dict[str, Any]:
             if tensor is not None:
                 whole = tensor.shape == part.weight.shape and bool(part.shape)
                 state[f"optimizer/{part.name}/{slot}"] = Box.of(tensor, part.shape, part.offset) if whole else tensor
-    return state
+    return state | unsent_boxes(model)
 
 
 class Checkpointer:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from slipstream.train.batches import Share
 from slipstream.train.control import Agreed, Control
+from slipstream.train.exchange.base import Traffic
 from slipstream.train.update import Updated
 
 
@@ -25,6 +26,8 @@ class Found:
     """This worker's, for each micro-batch."""
     seconds: float
     """From when the last step and what came after it were done."""
+    traffic: Traffic | None
+    """What it has sent."""
 
 
 class Moment:
@@ -52,8 +55,16 @@ class Launched:
     """A step that the device has been told to do, and may be doing still."""
 
     def __init__(
-        self, number: int, share: Share, began: Moment, answer: Tensor, updated: Updated, losses: Tensor
+        self,
+        number: int,
+        share: Share,
+        began: Moment,
+        answer: Tensor,
+        updated: Updated,
+        losses: Tensor,
+        traffic: Traffic | None,
     ) -> None:
+        self._traffic = traffic
         self.number, self.share, self._began, self._lr = number, share, began, updated.lr
         norm = losses.new_empty(0) if updated.norm is None else updated.norm
         parts = [part.detach().double().flatten() for part in (answer, updated.skipped, norm, losses)]
@@ -69,4 +80,12 @@ class Launched:
         self._ended.wait()
         answer, skipped, norm, losses = (part.tolist() for part in torch.split(self._numbers, self._sizes))
         seconds = self._ended.since(self._began)
-        return Found(Control.agreed(answer), self._lr, norm[0] if norm else None, bool(skipped[0]), losses, seconds)
+        return Found(
+            Control.agreed(answer),
+            self._lr,
+            norm[0] if norm else None,
+            bool(skipped[0]),
+            losses,
+            seconds,
+            self._traffic,
+        )

@@ -94,7 +94,8 @@ def train(
         with pulse.during("update"):
             checkpointer.hold()
             updated = update.apply(share.start, share.size, answer[0], answer[VOID])
-        step = Launched(pulse.step, share, began, answer, updated, losses)
+            model.exchange.settle(updated.skipped)
+        step = Launched(pulse.step, share, began, answer, updated, losses, model.exchange.traffic())
         if pulse.step == first:
             checkpointer.prepare(model, update.optimizer)
             gc.freeze()  # what has been made by now stays: no need to look through it again and again

@@ -48,6 +48,9 @@ class Recorder:
             "seconds": round(found.seconds, 6),
             "data_wait": round(share.waited, 6),
         }
+        if found.traffic:
+            line["sent"] = found.traffic.sent
+            line["compression"] = round(found.traffic.plain / found.traffic.sent, 3)
         if self._device.type == "cuda":
             line["memory"] = torch.cuda.max_memory_allocated(self._device)
         if found.norm is not None:

@@ -51,7 +51,7 @@ class Worker:
         own = [self._own(micro) for micro in share.micro_batches]
         weight = tasks.weight_of_batch(self.job, share.size) or self._agree_on_weight(own)
         here = [self._here(micro) for micro in own]
-        losses = (self._through_pipeline if self.model.pipeline else self._one_by_one)(here, weight, scale)
+        losses = (self._through_pipeline if self.model.pipeline else self._one_by_one)(here, weight, scale, share)
         if not losses or not self.model.counts:
             return torch.zeros(len(losses), device=self.world.device)
         return torch.stack(losses)
@@ -89,19 +89,21 @@ class Worker:
         assert self.model.tensor, "it shares out the tokens"
         return tasks.shared_out_loss_sum(outputs, targets, self._first_token, self.model.tensor.group)
 
-    def _one_by_one(self, micro_batches: list[MicroBatch], weight: float, scale: float) -> list[Tensor]:
+    def _one_by_one(self, micro_batches: list[MicroBatch], weight: float, scale: float, share: Share) -> list[Tensor]:
         losses = []
         for number, micro in enumerate(micro_batches, 1):
             with self._pulse.during("forward"), self._around(micro.positions, micro.begins):
                 loss = self._loss_of(micro.inputs, micro.targets) / weight
             if number == len(micro_batches):
-                self.model.exchange.begin()
+                self.model.exchange.begin(share.start, share.total)
             with self._pulse.during("backward"):
                 (loss * scale).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         return losses
 
-    def _through_pipeline(self, micro_batches: list[MicroBatch], weight: float, scale: float) -> list[Tensor]:
+    def _through_pipeline(
+        self, micro_batches: list[MicroBatch], weight: float, scale: float, share: Share
+    ) -> list[Tensor]:
         def loss(outputs: Tensor, targets: Tensor) -> Tensor:
             with autocast(self.plan):
                 return self._loss_sum(outputs, targets) / weight * scale
@@ -112,7 +114,7 @@ class Worker:
         inputs, targets = known.pop("inputs"), known.pop("targets")
         with self._pulse.during("forward"):
             losses = self.model.pipeline.forward_backward(inputs, targets, known, len(micro_batches), loss)
-        self.model.exchange.begin()
+        self.model.exchange.begin(share.start, share.total)
         return [value.detach() / scale for value in losses]
 
     def _own(self, micro: MicroBatch) -> MicroBatch:

@@ -13,14 +13,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from slipstream.train.exchange.adding.base import Adder, Pending
-from slipstream.train.exchange.base import Sum
+from slipstream.train.exchange.adding.coded import Coded, ring_bytes
+from slipstream.train.exchange.adding.lane import Lane
+from slipstream.train.exchange.base import Kept, Sum, Traffic
 
 
 class _Bucket:
     """Some parameters whose gradients travel as one flat tensor."""
 
-    def __init__(self, adder: Adder, weights: list[nn.Parameter]) -> None:
-        self.adder, self.weights = adder, weights
+    def __init__(self, adder: Adder, weights: list[nn.Parameter], workers: int) -> None:
+        self.adder, self.weights, self.workers = adder, weights, workers
         self.flat = torch.zeros(sum(w.numel() for w in weights), dtype=weights[0].dtype, device=weights[0].device)
         sizes = [w.numel() for w in weights]
         self.views = [part.view_as(w) for part, w in zip(torch.split(self.flat, sizes), weights, strict=True)]
@@ -45,14 +47,18 @@ class AllReduce:
         self,
         sums: list[Sum],
         bucket_bytes: int,
-        adder: Callable[[dist.ProcessGroup, list[nn.Parameter]], Adder],
+        adder: Callable[[Lane, dist.ProcessGroup, list[nn.Parameter]], Adder],
+        is_coded: Callable[[nn.Parameter], bool],
+        seed: int,
     ) -> None:
+        self._lane = Lane(seed)
         self._buckets = [
-            _Bucket(adder(each.group, weights), weights)
+            _Bucket(adder(self._lane, each.group, weights), weights, each.group.size())
             for each in sums
             if not each.last and each.group
-            for weights in _fill_buckets(each.parameters, bucket_bytes)
+            for weights in _fill_buckets(each.parameters, bucket_bytes, is_coded)
         ]
+        self._coded = [bucket.adder for bucket in self._buckets if isinstance(bucket.adder, Coded)]
         self._last = [each for each in sums if each.last]
         self._next = 0
         self._sending = False
@@ -60,8 +66,9 @@ class AllReduce:
             for index, weight in enumerate(bucket.weights):
                 weight.register_post_accumulate_grad_hook(self._hook(bucket, index))  # type: ignore[no-untyped-call]
 
-    def begin(self) -> None:
+    def begin(self, position: int, total: int) -> None:
         """From now on a complete gradient goes into its bucket, and a full bucket on its way."""
+        self._lane.position, self._lane.total = position, total
         self._sending = True
         self._next = 0
         for bucket in self._buckets:
@@ -81,6 +88,22 @@ class AllReduce:
             bucket.sent.wait()
         for each in self._last:
             sum_now(each)
+
+    def settle(self, skipped: Tensor) -> None:
+        """Take over what the codes of this step have left out, unless it was skipped."""
+        for adder in self._coded:
+            adder.settle(skipped)
+
+    def kept(self) -> list[Kept]:
+        """What codes have left out so far."""
+        return [kept for adder in self._coded for kept in adder.kept()]
+
+    def traffic(self) -> Traffic:
+        """Of plain sums, what a ring would send."""
+        plain = [ring_bytes(bucket.flat, bucket.workers) for bucket in self._buckets]
+        sent = [b.adder.sent if isinstance(b.adder, Coded) else p for b, p in zip(self._buckets, plain, strict=True)]
+        last = sum(ring_bytes(w, each.group.size()) for each in self._last if each.group for w in each.parameters)
+        return Traffic(sum(sent) + last, sum(plain) + last)
 
     def _hook(self, bucket: _Bucket, index: int) -> Callable[[Tensor], None]:
         def complete(_weight: Tensor) -> None:
@@ -107,15 +130,17 @@ def sum_now(each: Sum) -> None:
         dist.all_reduce(gradient.to_local() if hasattr(gradient, "to_local") else gradient, group=each.group)
 
 
-def _fill_buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+def _fill_buckets(
+    parameters: list[nn.Parameter], bucket_bytes: int, is_coded: Callable[[nn.Parameter], bool]
+) -> list[list[nn.Parameter]]:
+    """Coded gradients and others travel apart; buckets stand in the order in which backward fills them."""
     buckets: list[list[nn.Parameter]] = []
-    size = 0
-    for weight in reversed(parameters):
-        bytes_of_weight = weight.numel() * weight.element_size()
-        other_kind = buckets and buckets[-1][0].dtype != weight.dtype
-        if not buckets or other_kind or size + bytes_of_weight > bucket_bytes:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(weight)
-        size += bytes_of_weight
-    return buckets
+    filling: dict[tuple[torch.dtype, bool], list[nn.Parameter]] = {}
+    order = {weight: number for number, weight in enumerate(reversed(parameters))}
+    for weight in order:
+        bucket = filling.get(kind := (weight.dtype, is_coded(weight)))
+        if bucket is None or sum(w.nbytes for w in bucket) + weight.nbytes > bucket_bytes:
+            bucket = filling[kind] = []
+            buckets.append(bucket)
+        bucket.append(weight)
+    return sorted(buckets, key=lambda bucket: order[bucket[-1]])

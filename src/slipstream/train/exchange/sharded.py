@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from slipstream.train.exchange.allreduce import sum_now
-from slipstream.train.exchange.base import Sum
+from slipstream.train.exchange.base import Kept, Sum, Traffic
 
 
 class Sharded:
@@ -16,7 +16,7 @@ class Sharded:
         self._sums = sums
         self._sync(False)
 
-    def begin(self) -> None:
+    def begin(self, position: int, total: int) -> None:  # noqa: ARG002
         """Sum in the backward that comes next."""
         self._sync(True)
 
@@ -25,6 +25,17 @@ class Sharded:
         for each in self._sums:
             sum_now(each)
         self._sync(False)
+
+    def settle(self, skipped: Tensor) -> None:
+        """Nothing is kept."""
+
+    def kept(self) -> list[Kept]:
+        """Nothing."""
+        return []
+
+    def traffic(self) -> Traffic | None:
+        """FSDP2 does not say."""
+        return None
 
     def _sync(self, wanted: bool) -> None:
         for module in self._modules:

@@ -34,6 +34,24 @@ class Part:
     """Forget the gradient."""
 
 
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """A parameter that workers have gradients of, each its own, which their exchange sums."""
+
+    name: str
+    """In the plain model."""
+    parameter: nn.Parameter
+    """Or the slice of it that tensor workers have each."""
+    shape: tuple[int, ...]
+    """Of the whole parameter."""
+    offset: tuple[int, ...]
+    """Where in it the slice begins."""
+    first: int
+    """How many of those workers stand before the stage of this one."""
+    workers: int
+    """How many they are, on both stages of a tied weight."""
+
+
 class Norms:
     """Norms of whole tensors from the pieces that workers hold."""
 

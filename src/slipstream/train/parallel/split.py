@@ -22,7 +22,7 @@ from slipstream.train.models.dropout import SampleKeys
 from slipstream.train.models.packed import reset_with_documents
 from slipstream.train.parallel.context import Places, RingAttention, tokens_of
 from slipstream.train.parallel.groups import Groups
-from slipstream.train.parallel.parts import Norms, Part
+from slipstream.train.parallel.parts import Norms, Part, Summed
 from slipstream.train.parallel.pipeline import Around, Pipeline, Stage, cost, own_stages
 from slipstream.train.parallel.recompute import recompute_blocks
 from slipstream.train.parallel.shard import StatePieces, shard_module
@@ -81,8 +81,20 @@ class SplitModel:
             self.groups.along("replicate", "shard", "context", "tensor"),
             self.groups.along("pipeline", "replicate", "shard", "context", "tensor"),
         )
+        sums = self._sums()
+        self._workers_of = {
+            w: each.group.size() for each in sums if each.group and not each.last for w in each.parameters
+        }
         sharded = self.modules if self.sharded else []
-        self.exchange: Exchange = build_exchange(job.exchange, self._sums(), sharded, plan.network)
+        self.exchange: Exchange = build_exchange(job.exchange, sums, sharded, plan.network, job.seed)
+
+    def summed(self) -> Iterator[Summed]:
+        """The parameters that are here, and who has gradients of them."""
+        for name, parameter in self._named():
+            shape, offset = self._whole(name, parameter)
+            ends, workers = sorted(self._stages_of(name)), self._workers_of.get(parameter, 1)
+            end = ends.index(self.place.pipeline)
+            yield Summed(name, parameter, shape, offset, end * workers, len(ends) * workers)
 
     @property
     def counts(self) -> bool:
@@ -227,12 +239,10 @@ class SplitModel:
                 yield self._canonical.get(full, full), parameter
 
     def _part(self, name: str, parameter: nn.Parameter) -> Part:
-        layout, cut = self.layout, self._slices.get(name)
-        shape = list(parameter.shape)
-        offset = [0] * len(shape)
+        layout, (shape, begins) = self.layout, self._whole(name, parameter)
+        offset = list(begins)
         copies = layout.replicate * layout.context * layout.tensor * layout.shard
-        if cut:
-            shape[cut.dim], offset[cut.dim] = cut.whole, cut.start
+        if name in self._slices:
             copies //= layout.tensor
         weight, gradient = parameter, lambda: parameter.grad
         if self.sharded:
@@ -248,9 +258,14 @@ class SplitModel:
             copies //= layout.shard
             gradient = partial(self._pieces_of_state.of_gradient, parameter)
         stages = len(self._stages_of(name))
-        return Part(
-            name, weight, tuple(shape), tuple(offset), copies, stages, gradient, partial(_forget, parameter, weight)
-        )
+        return Part(name, weight, shape, tuple(offset), copies, stages, gradient, partial(_forget, parameter, weight))
+
+    def _whole(self, name: str, parameter: nn.Parameter) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shape of a whole parameter, and where in it this tensor worker's slice begins."""
+        shape, offset, cut = list(parameter.shape), [0] * parameter.dim(), self._slices.get(name)
+        if cut:
+            shape[cut.dim], offset[cut.dim] = cut.whole, cut.start
+        return tuple(shape), tuple(offset)
 
     def _stages_of(self, name: str) -> set[int]:
         """Workers on the pipeline axis that hold a parameter."""

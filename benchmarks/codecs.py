@@ -1,0 +1,110 @@
+"""Whether a codec costs anything in the end: the same two jobs, on two workers, with each codec and with none.
+
+A decoder on the text of Python's own library and a residual network on handwritten digits are trained to their end;
+what is compared is the loss on held-out samples. `bytes` is what each worker sent in a step.
+"""
+
+import argparse
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common import RESULTS, SLIPSTREAM, console, facts, save, show
+
+CODECS: dict[str, Any] = {
+    "none": None,
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "int8": "int8",
+    "onebit": {"name": "onebit", "warmup": "20%"},
+    "topk": {"name": "topk", "part": "25%", "warmup": "20%"},
+    "randomk": {"name": "randomk", "part": "50%", "warmup": "30%"},
+    "powersgd": {"name": "powersgd", "rank": 8, "warmup": "30%"},
+}
+"""With the settings that docs/exchange.md recommends."""
+JOBS: dict[str, dict[str, Any]] = {
+    "decoder": {
+        "name": "decoder",
+        "model": {"kind": "decoder", "layers": 2, "hidden": 64, "heads": 4},
+        "data": {"source": "python-stdlib", "sequence": 64, "vocabulary": 512, "validation": "1%"},
+        "train": {
+            "steps": 600,
+            "batch": 16,
+            "optimizer": {"name": "adamw", "lr": 2e-3},
+            "schedule": {"decay": "cosine", "warmup": "10%"},
+            "clip": {"norm": 1.0},
+            "evaluate": {"every": "100%"},
+        },
+    },
+    "digits": {
+        "name": "digits",
+        "model": {"kind": "resnet", "depth": 18, "width": 8, "stem": "small"},
+        "data": {"source": "digits", "validation": "20%"},
+        "train": {
+            "task": {"kind": "classification", "label_smoothing": 0.05},
+            "epochs": 8,
+            "batch": 64,
+            "optimizer": {"name": "nesterov", "lr": 0.05},
+            "schedule": {"decay": "cosine", "warmup": "10%"},
+            "l2": 5e-4,
+            "evaluate": {"every": "100%"},
+        },
+    },
+}
+
+
+def train(values: dict[str, Any], codec: Any, short: bool, root: Path) -> dict[str, Any]:
+    """The result of a run to its end."""
+    folder = Path(tempfile.mkdtemp(dir=root))
+    lengths = {"steps": 4, "epochs": None} if short else {}
+    job = {**values, "machines": {"device": "cpu"}, "exchange": {"codec": codec}, "checkpoint": {"every": "100%"}}
+    (folder / "job.yaml").write_text(yaml.safe_dump({**job, "train": {**values["train"], **lengths}}))
+    command = [SLIPSTREAM, "train", "job.yaml", "--workers", "2", "--run-dir", "run"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{codec} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads((folder / "run/result.json").read_text())
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--short", action="store_true", help="a few steps each, to see that it works")
+    parser.add_argument("--jobs", default=",".join(JOBS), help="which jobs")
+    parser.add_argument("--codecs", default=",".join(CODECS), help="which codecs, beside none")
+    parser.add_argument("--out", type=Path, default=RESULTS / "codecs.json")
+    options = parser.parse_args()
+    names = ["none", *(name for name in options.codecs.split(",") if name != "none")]
+    record, results = facts(), []
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        for job in options.jobs.split(","):
+            plain: float | None = None
+            for name in names:
+                result = train(JOBS[job], CODECS[name], options.short, Path(folder))
+                plain = plain or result["val_loss"]
+                keys = ("val_loss", "val_accuracy", "sent", "compression", "seconds")
+                found = {key: result[key] for key in keys}
+                results.append({"job": job, "codec": name, "loss_ratio": round(result["val_loss"] / plain, 4), **found})
+                console.print(f"{job} {name}: {result['val_loss']:.4f} ({results[-1]['loss_ratio']:.4f})", style="dim")
+    for job in options.jobs.split(","):
+        rows = [
+            (
+                r["codec"],
+                f"{r['val_loss']:.4f}",
+                f"{r['loss_ratio'] - 1:+.1%}",
+                f"{r['sent']:,}",
+                f"{r['compression']:.1f}",
+            )
+            for r in results
+            if r["job"] == job
+        ]
+        show(f"{job}, loss on held-out samples", ("codec", "loss", "against none", "bytes a step", "compression"), rows)
+    save(options.out, {**record, "settings": {"jobs": JOBS, "codecs": CODECS, "workers": 2}, "results": results})
+
+
+if __name__ == "__main__":
+    main()
