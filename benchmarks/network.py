@@ -3,7 +3,8 @@
     with hosts(4, rate="100mbit") as network:      # or delay=0.005, or neither
         processes = [network.start(host, command) for host in range(4)]
 
-Nothing outside these namespaces is touched, and all of it goes when the block ends, however it ends. A rate is kept by
+Nothing outside these namespaces is touched, and all of it goes when the block ends, however it ends (but for kill -9;
+`hosts` is for the main thread, because it listens to SIGTERM). A rate is kept by
 the kernel (`tc tbf`, at both ends of every host's link). The kernel here has no delay: with one, a process of its own
 hands packets from host to host and lets each lie for as long (`python network.py …`, the switch).
 """
@@ -13,6 +14,7 @@ import fcntl
 import os
 import select
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -58,6 +60,7 @@ def hosts(number: int, rate: str | None = None, delay: float = 0.0) -> Iterator[
     own = f"ss{os.getpid()}x{next(_numbers)}"
     names = [f"{own}h{host}" for host in range(number)]
     with ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, lambda *_: sys.exit(1)))
         for name in names:
             _add_namespace(name, stack)
         if delay:
