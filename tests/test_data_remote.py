@@ -270,8 +270,8 @@ def test_a_run_waits_for_its_storage_or_saves_and_says_so(server: Server, fine: 
         done = steps_of(tmp_path / "hasty/metrics.jsonl")
         assert [path.name for path in (tmp_path / "hasty/checkpoints").iterdir()] == [f"step-{done:08d}"]
         refused = slipstream("train", tmp_path / "hasty.yaml", cwd=tmp_path)
-        assert refused.returncode == 2
-        assert "data.prepared: s3://data/fine/manifest.json cannot be read" in refused.stderr
+        assert refused.returncode == 7
+        assert "does not answer: s3://data/fine/manifest.json cannot be read" in refused.stderr
         time.sleep(max(0.0, killed + 20 - time.monotonic()))
     finally:
         server.start()

@@ -205,7 +205,7 @@ def test_the_command_refuses_with_its_code(server: Server, tmp_path: Path) -> No
     done = slipstream("data", "prepare", wrong, "dataset", "--query", "SELECT 1", cwd=tmp_path)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
     done = slipstream("data", "prepare", "some.jsonl", wrong, cwd=tmp_path)  # not taken for a folder to make
-    assert done.returncode == 2 and "say what to prepare and where to" in done.stderr and not list(tmp_path.iterdir())
+    assert done.returncode == 2 and "a dataset goes into a folder" in done.stderr and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("place", ["host/db", "db.example.com", "host/a.csv"])

@@ -59,7 +59,10 @@ def prepare(
     from slipstream.data.storage import StorageGone
     from slipstream.plan import this_machine
 
-    if len(paths) < 2 or is_address(paths[-1]):
+    if len(paths) > 1 and is_address(paths[-1]):
+        print("DEST: a dataset goes into a folder, or to s3://…, gs://… or az://…", file=sys.stderr)  # no password
+        raise typer.Exit(REFUSED)
+    if len(paths) < 2:
         print("say what to prepare and where to: slipstream data prepare SOURCE… DEST", file=sys.stderr)
         raise typer.Exit(REFUSED)
     *names, dest = paths
@@ -74,7 +77,8 @@ def prepare(
 
             say = lambda text: bar.console.print(text, highlight=False)  # noqa: E731
             cores = this_machine().cores
-            made = ready.make(Making(destination(dest), workers or cores, shard * 2**20, encrypt, progress, say))
+            making = Making(destination(dest), workers or cores, shard * 2**20, encrypt, progress, say)
+            made = making.make(ready.make)
     except (ValueError, StorageGone) as error:
         print(error, file=sys.stderr)
         raise typer.Exit(REFUSED) from None
@@ -117,13 +121,17 @@ def _print_made(made: "Manifest", dest: str) -> None:
 
     what, more, task = "samples", "", ""
     if isinstance(made.holds, Ids):
-        what, more = f"tokens of {made.documents:,} documents", ", sequence: …"
+        what, more = f"tokens of {_counted(made.documents, 'document')}", ", sequence: …"
     else:
         task = f", train: {{task: {'classification' if made.holds.has_classes else 'regression'}, …}}"
-    print(f"{made.items:,} {what} in {len(made.shards):,} shards: {dest}")
+    print(f"{made.items:,} {what} in {_counted(len(made.shards), 'shard')}: {dest}")
     if made.seal:
         print(f"encrypted: it can be read with key {made.seal.key}")
     print(f"in a job file: data: {{prepared: {dest}{more}}}{task}")
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _contents(manifest: "Manifest") -> dict[str, str]:

@@ -21,7 +21,8 @@ def run_and_exit(program: Callable[..., Any]) -> int:
 
 def _report(error: Exception) -> int | None:
     """Print what is known of an error and return its exit code; None if it is a bug of ours."""
-    from slipstream.fleet.failure import render
+    from slipstream.data.storage import StorageGone
+    from slipstream.fleet.failure import NO_DATA, render
     from slipstream.fleet.local import WorkersFailed
     from slipstream.job import JobError
     from slipstream.runs import RunError
@@ -34,6 +35,9 @@ def _report(error: Exception) -> int | None:
     if isinstance(error, RunError):
         print(error, file=sys.stderr)
         return REFUSED
+    if isinstance(error, StorageGone):
+        print(f"the data's storage does not answer: {error}", file=sys.stderr)
+        return NO_DATA
     if isinstance(error, OSError) and error.filename:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         return REFUSED

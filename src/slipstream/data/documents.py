@@ -53,21 +53,27 @@ def find_files(data: TextData) -> Sequence[File]:
     if data.source.endswith(READABLE) and not source.is_dir():
         return [existing_file(data.source, "data.source")]
     folder = existing_folder(data.source, "data.source")
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(_IN_FOLDERS))
+    found = _of_folder([path for path in sorted(folder.rglob("*")) if path.is_file()])
     if not found:
-        raise ValueError(f"data.source: there is no .txt file in {folder} or below it")
+        raise ValueError(f"data.source: there is no file in {folder} or below it that ends in {', '.join(READABLE)}")
     return found
 
 
+def _of_folder(files: Sequence[File]) -> Sequence[File]:
+    """Those that text is read from: .txt alone where there are any, as others may be there for other reasons."""
+    text = [file for file in files if file.name.endswith(_IN_FOLDERS)]
+    return text or [file for file in files if file.name.endswith(READABLE)]
+
+
 def _remote_files(address: str) -> Sequence[File]:
-    named = is_pattern(address) or address.endswith(READABLE)
-    suffixes = READABLE if named else _IN_FOLDERS
     try:
-        files = [file for file in remote_files(address) if file.name.endswith(suffixes)]
+        found = remote_files(address)
     except ValueError as error:
         raise ValueError(f"data.source: {error}") from None
+    named = [file for file in found if file.name.endswith(READABLE)]
+    files = named if is_pattern(address) else _of_folder(found)
     if not files:
-        raise ValueError(f"data.source: no file of {address} ends in {', '.join(suffixes)}")
+        raise ValueError(f"data.source: no file of {address} ends in {', '.join(READABLE)}")
     return files
 
 
@@ -142,10 +148,15 @@ def _opened(path: File) -> Iterator[TextIO]:
 
 
 def _csv_texts(file: TextIO, path: File, field: str) -> Iterator[TextIO]:
-    rows = csv.DictReader(file)
-    _check_column(field, list(rows.fieldnames or []), path)
-    for row in rows:
-        yield io.StringIO(row[field] or "")
+    rows = csv.DictReader(file, strict=True)
+    try:
+        _check_column(field, list(rows.fieldnames or []), path)
+        for row in rows:
+            if row[field] is None:
+                raise ValueError(f"{path}:{rows.line_num}: has no value in column {field!r}: the row is too short")
+            yield io.StringIO(row[field])
+    except csv.Error as error:
+        raise ValueError(f"{path}:{rows.line_num}: is not valid CSV: {error}; is a quote not closed?") from None
 
 
 def _parquet_texts(path: File, field: str) -> Iterator[str]:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.data.destinations import Destination
+from slipstream.data.destinations import Destination, clear_if_nothing_is_done
 from slipstream.data.guards import Guard
 from slipstream.data.holding import Holds, Ids
-from slipstream.data.manifest import page_of
+from slipstream.data.manifest import Manifest, page_of
 from slipstream.data.sealing import guard_to_write
 from slipstream.data.writing import ShardWriter
 
@@ -31,6 +31,15 @@ class Making:
     def folder(self) -> Path:
         """Where files grow."""
         return self.dest.folder
+
+    def make(self, how: Callable[["Making"], Manifest]) -> Manifest:
+        """The dataset. Where it is refused before anything of it was whole, nothing is left."""
+        self.dest.refuse_if_prepared()
+        try:
+            return how(self)
+        except ValueError:
+            clear_if_nothing_is_done(self.folder)
+            raise
 
     def begin(self) -> Guard:
         """The folder, empty or with a part of the same; what closes the files in it."""

@@ -146,7 +146,7 @@ def _check(manifest: Manifest, dtype: Any) -> None:
         raise ValueError("its shards do not add up to its items")
     if dtype != as_json(manifest.dtype):
         raise ValueError("its dtype is not that of what it holds")
-    if manifest.page % manifest.dtype.itemsize:
+    if manifest.page < 1 or manifest.page % manifest.dtype.itemsize:
         raise ValueError("a page of it ends inside an item")
     if manifest.seal and not all(isinstance(value, str) for value in asdict(manifest.seal).values()):
         raise ValueError("its seal is no text")

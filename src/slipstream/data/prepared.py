@@ -17,7 +17,7 @@ from slipstream.data.pages import checked
 from slipstream.data.samples import PreparedSamples
 from slipstream.data.sealing import guard_of
 from slipstream.data.shards import Shards
-from slipstream.data.storage import PATIENCE, Storage, StorageGone, is_remote
+from slipstream.data.storage import PATIENCE, Storage, StorageLacks, is_remote
 from slipstream.data.text import mask_of
 from slipstream.job import Job
 from slipstream.job.data import PreparedData
@@ -59,16 +59,16 @@ class Prepared:
 
 def prepared_tokenizer(data: PreparedData) -> bytes | None:
     """What the tokens mean: its tokenizer.json, if it has one; of several datasets it is the same."""
-    return _tokenizer(next(iter(data.weights)))
+    return _tokenizer(next(iter(data.weights)), _patience(data))
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(where: str) -> bytes | None:
+def _tokenizer(where: str, patience: float) -> bytes | None:
     """Read once, when the dataset is opened: at the end of a long run its storage may be gone."""
-    manifest = manifest_at(where)
+    manifest = manifest_at(where, patience=patience)
     if TOKENIZER not in manifest.sha256:
         return None
-    stored = bytes(_source(where, manifest).read(TOKENIZER))
+    stored = bytes(_source(where, manifest, patience).read(TOKENIZER))
     return checked(stored, TOKENIZER, manifest, where, guard_of(manifest, where))
 
 
@@ -101,13 +101,13 @@ def check_prepared(data: PreparedData) -> None:
 
 
 def open_prepared(data: PreparedData, job: Job) -> Dataset:
-    _tokenizer(next(iter(data.weights)))
+    _tokenizer(next(iter(data.weights)), _patience(data))
     parts = [_open(where, data, job) for where in data.weights]
     return parts[0] if len(parts) == 1 else Mixed(parts, list(data.weights.values()))
 
 
 def _open(where: str, data: PreparedData, job: Job) -> Dataset:
-    manifest = manifest_at(where)
+    manifest = manifest_at(where, patience=_patience(data))
     if isinstance(manifest.holds, Samples):
         if data.sequence is not None:
             raise ValueError(
@@ -136,20 +136,23 @@ def _shift(where: str, sequence: int, manifest: Manifest, job: Job) -> int:
     return shift
 
 
-def manifest_at(where: str, setting: str = "data.prepared") -> Manifest:
-    """Of the dataset in a folder or at an address, which `setting` has named. Raises ValueError."""
+def manifest_at(where: str, setting: str = "data.prepared", patience: float = _IMPATIENT) -> Manifest:
+    """Of the dataset in a folder or at an address, which `setting` has named. Raises ValueError if there is none, and
+    StorageGone if nobody knows."""
     if not is_remote(where):
         return read_manifest(Path(where), setting)
     try:
-        return remote_manifest(Storage(where, _IMPATIENT), setting)
-    except StorageGone as error:
+        return remote_manifest(Storage(where, patience), setting)
+    except StorageLacks as error:
         raise ValueError(f"{setting}: {error}") from None
 
 
-def _source(where: str, manifest: Manifest, patience: float | None = None) -> Source:
-    if not is_remote(where):
-        return Folder(Path(where), manifest)
-    return Storage(where, PATIENCE if patience is None else patience)
+def _source(where: str, manifest: Manifest, patience: float) -> Source:
+    return Storage(where, patience) if is_remote(where) else Folder(Path(where), manifest)
+
+
+def _patience(data: PreparedData) -> float:
+    return PATIENCE if data.patience is None else data.patience
 
 
 def _shards(where: str, data: PreparedData, manifest: Manifest) -> Shards | HeldShards:
@@ -158,4 +161,4 @@ def _shards(where: str, data: PreparedData, manifest: Manifest) -> Shards | Held
         return Shards(Path(where), manifest)
     limit = (_CACHE if data.cache is None else data.cache) if remote else 0
     cache = PageCache(pages_folder(manifest), limit)
-    return HeldShards(_source(where, manifest, data.patience), manifest, cache, guard_of(manifest, where))
+    return HeldShards(_source(where, manifest, _patience(data)), manifest, cache, guard_of(manifest, where))

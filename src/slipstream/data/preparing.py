@@ -86,7 +86,9 @@ def text_sources(
     try:
         return [source(name) for name in names]
     except ValidationError as error:
-        raise ValueError("; ".join(problem["msg"] for problem in error.errors())) from None
+        raise ValueError(
+            "; ".join(problem["msg"].removeprefix("Value error, ") for problem in error.errors())
+        ) from None
 
 
 def size_of(sources: Sequence[Source]) -> int | None:

@@ -17,6 +17,10 @@ class StorageGone(OSError):
     """The storage has not answered for too long, or does not have what it should."""
 
 
+class StorageLacks(StorageGone):
+    """It has answered, and does not have it."""
+
+
 def is_remote(address: str) -> bool:
     """Whether this is an address in object storage, and not a path."""
     return address.startswith(SCHEMES)
@@ -48,7 +52,7 @@ class Storage:
                 return memoryview(obstore.get(self._store, name).bytes())
             return memoryview(obstore.get_range(self._store, name, start=start, end=end))
         except FileNotFoundError:
-            raise StorageGone(f"{self.address}/{name} is missing") from None
+            raise StorageLacks(f"{self.address}/{name} is missing") from None
         except Exception as error:  # obstore's own, of which there are many
             raise StorageGone(f"{self.address}/{name} cannot be read: {_first_line(error)}") from None
 

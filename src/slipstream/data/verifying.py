@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from slipstream.data.files import File, remote_files, size_of
+from slipstream.data.holding import Ids
+from slipstream.data.manifest import DOCUMENTS
 from slipstream.data.prepared import manifest_at
 from slipstream.data.sealing import guard_of
 from slipstream.data.storage import is_remote
@@ -30,6 +32,10 @@ def verify(where: str, checked: Callable[[int], None]) -> Iterator[str]:
             yield f"{name} is missing"
         elif _sha256(there[name]) != sha256:
             yield f"{name} is damaged, or of another dataset"
+    if isinstance(manifest.holds, Ids) and not manifest.seal and DOCUMENTS in there:
+        documents = size_of(there[DOCUMENTS]) // 8 - 1
+        if documents != manifest.documents:
+            yield f"manifest.json is damaged: it says {manifest.documents:,} documents, and there are {documents:,}"
     known = {shard.name for shard in manifest.shards}
     for name in there:
         if name.startswith("shard-") and name.endswith(".bin") and name not in known:

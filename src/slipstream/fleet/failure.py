@@ -28,7 +28,8 @@ class Failure:
     @property
     def exit_code(self) -> int:
         """What the command returns."""
-        return {"NonFiniteLoss": NONFINITE, "hanging": HANGING, "StorageGone": NO_DATA}.get(self.error, WORKER_FAILED)
+        codes = {"NonFiniteLoss": NONFINITE, "hanging": HANGING, "StorageGone": NO_DATA, "StorageLacks": NO_DATA}
+        return codes.get(self.error, WORKER_FAILED)
 
 
 def write_failure(scratch: Scratch, rank: int, step: int, phase: str, error: BaseException) -> None:
@@ -76,7 +77,7 @@ def hint(failure: Failure) -> str | None:
 
 _HINTS: list[tuple[tuple[str, ...], str]] = [
     (
-        ("StorageGone",),
+        ("StorageGone", "StorageLacks"),
         "the data's storage did not answer for data.patience, or lacks a file; when it is back, `slipstream resume` "
         "goes on from the checkpoint of the last step",
     ),
@@ -123,10 +124,14 @@ _HINTS: list[tuple[tuple[str, ...], str]] = [
 ]  # fmt: skip
 
 
+_SAY_ALL = ("StorageGone", "StorageLacks", "DamagedShard")
+"""Errors that name what is wrong: where in our code it was found helps nobody. The worker's log has it."""
+
+
 def render(failure: Failure, run: RunFolder, stacks: dict[int, str]) -> str:
     """The report: stacks and traceback first, what happened and what to do last, where the eye is."""
     parts = [f"--- rank {rank} was here ---\n{stack.strip()}" for rank, stack in sorted(stacks.items())]
-    if failure.trace:
+    if failure.trace and failure.error not in _SAY_ALL:
         parts.append(failure.trace.strip())
     advice = hint(failure)
     message = failure.message if len(failure.message) < 600 else failure.message[:600] + " …"

@@ -62,7 +62,7 @@ class TextData(DataSection):
         elif self.vocabulary and self.vocabulary < 258:
             problems.append("vocabulary must be at least 258: the 256 bytes, the end of text and the mask")
         if self.field and not re.search(r"\.(jsonl|csv|parquet)(\.gz|\.zst)?$", self.source):
-            problems.append("field has an effect only with a .jsonl source; remove it")
+            problems.append("field has an effect only with a .jsonl, .csv or .parquet source; remove it")
         refuse(problems)
         return self
 
