@@ -77,7 +77,7 @@ def _sum(rank: int, lane: Any, group: Any, codec: dict[str, Any]) -> dict[str, A
     from slipstream.train.exchange.adding import Coded, build_adder
 
     weights = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
-    adder = build_adder(Setting.model_validate({"codec": codec}), lane, group, weights)
+    adder = build_adder(Setting.model_validate({"codec": codec}), None, lane, group, weights)
     assert isinstance(adder, Coded)
     dist.barrier(group)
     given = sums = 0.0
