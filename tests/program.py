@@ -17,7 +17,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "COLUMNS": "120"}
 
 
-def slipstream(*words: str | Path, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def slipstream(*words: str | Path, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(
         [SLIPSTREAM, *map(str, words)], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout

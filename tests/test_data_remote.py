@@ -264,7 +264,7 @@ def test_a_run_waits_for_its_storage_or_saves_and_says_so(server: Server, fine: 
     server.kill()
     killed = time.monotonic()
     try:
-        output, _ = runs["hasty"].communicate(timeout=60)
+        output, _ = runs["hasty"].communicate(timeout=180)
         assert runs["hasty"].returncode == 7, output
         assert "StorageGone: s3://data/fine/shard-" in output and "`slipstream resume` goes on" in output
         done = steps_of(tmp_path / "hasty/metrics.jsonl")
@@ -277,7 +277,7 @@ def test_a_run_waits_for_its_storage_or_saves_and_says_so(server: Server, fine: 
         server.start()
     resumed = slipstream("resume", "hasty", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    output, _ = runs["patient"].communicate(timeout=60)
+    output, _ = runs["patient"].communicate(timeout=180)
     assert runs["patient"].returncode == 0, output
     curves = [
         [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
