@@ -330,3 +330,21 @@ def test_it_is_shown(dataset: Path) -> None:
         shard["items"] for shard in shown["shards"]
     )
     assert f"{shown['items']:,}" in slipstream("data", "inspect", dataset, cwd=dataset.parent).stdout
+
+
+def test_what_was_there_is_left_alone(text: Path, tmp_path: Path) -> None:
+    """Whatever becomes of a preparation: a folder of other files is refused, and a refusal takes back only its own."""
+    for name in ("notes.md", "config.json", "weights.bin"):
+        folder = tmp_path / name / "dest"
+        folder.mkdir(parents=True)
+        (folder / name).write_text("mine")
+        done = prepare(text, folder)
+        assert done.returncode == 2 and f"holds other files, such as {name}" in done.stderr
+        assert contents(folder) == {name: b"mine"}
+    (tmp_path / "bad.jsonl").write_text("no json\n")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/tokenizer.json").write_bytes(b"{}")
+    for dest in ("kept", "new"):
+        assert prepare(tmp_path / "bad.jsonl", tmp_path / dest).returncode == 2
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["tokenizer.json"]
+    assert not (tmp_path / "new").exists()

@@ -6,32 +6,20 @@ import shutil
 from pathlib import Path
 from typing import Protocol
 
-from slipstream.data.manifest import MANIFEST, Manifest, manifest_text
+from slipstream.data.manifest import DOCUMENTS, FIRSTS, MANIFEST, PAGES, TOKENIZER, Manifest, manifest_text
 from slipstream.data.storage import Storage, StorageGone, is_remote
 from slipstream.runs.cache import cache_folder
 
 PROGRESS = "progress.json"
-
-
-_OURS = re.compile(r"\.?(shard-\d+\.bin|[a-z]+\.(bin|json))")
+_OURS = re.compile(rf"shard-\d+\.bin|\.?({'|'.join((PAGES, DOCUMENTS, FIRSTS, TOKENIZER, PROGRESS, MANIFEST))})")
 """Names of the files of a dataset, and their drafts."""
 
 
-def _entries(folder: Path) -> list[Path]:
+def entries(folder: Path) -> list[Path]:
+    """What is in a folder, if there is one. Raises ValueError for a file."""
     if folder.is_file():
         raise ValueError(f"{folder} is a file; say in which folder to make the dataset")
     return sorted(folder.iterdir()) if folder.exists() else []
-
-
-def clear_if_nothing_is_done(folder: Path) -> None:
-    """What a preparation leaves that was refused before its first shard was whole."""
-    if (folder / PROGRESS).exists() or (folder / MANIFEST).exists():
-        return
-    for path in _entries(folder):
-        if _OURS.fullmatch(path.name):
-            path.unlink()
-    if folder.exists() and not _entries(folder):
-        folder.rmdir()
 
 
 class Destination(Protocol):
@@ -64,7 +52,7 @@ class InFolder:
     def refuse_if_prepared(self) -> None:
         if (self.folder / MANIFEST).exists():
             raise ValueError(f"{self.folder} is a prepared dataset already; remove it, or choose another folder")
-        other = next((path.name for path in _entries(self.folder) if not _OURS.fullmatch(path.name)), None)
+        other = next((path.name for path in entries(self.folder) if not _OURS.fullmatch(path.name)), None)
         if other:
             raise ValueError(f"{self.folder} holds other files, such as {other}; choose an empty folder, or a new one")
 

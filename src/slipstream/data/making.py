@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.data.destinations import Destination, clear_if_nothing_is_done
+from slipstream.data.destinations import PROGRESS, Destination, entries
 from slipstream.data.guards import Guard
 from slipstream.data.holding import Holds, Ids
 from slipstream.data.manifest import Manifest, page_of
@@ -33,12 +33,17 @@ class Making:
         return self.dest.folder
 
     def make(self, how: Callable[["Making"], Manifest]) -> Manifest:
-        """The dataset. Where it is refused before anything of it was whole, nothing is left."""
+        """The dataset. Where it is refused before anything of it was whole, no file is left that was not there."""
         self.dest.refuse_if_prepared()
+        existed, before = self.folder.exists(), entries(self.folder)
         try:
             return how(self)
         except ValueError:
-            clear_if_nothing_is_done(self.folder)
+            if not (self.folder / PROGRESS).exists():
+                for path in set(entries(self.folder)) - set(before):
+                    path.unlink()
+                if not existed and self.folder.exists():
+                    self.folder.rmdir()
             raise
 
     def begin(self) -> Guard:
