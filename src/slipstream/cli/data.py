@@ -118,20 +118,17 @@ def inspect(dest: Dest, as_json: AsJson = False) -> None:
 
 def _print_made(made: "Manifest", dest: str) -> None:
     from slipstream.data.holding import Ids
+    from slipstream.data.store import plural
 
     what, more, task = "samples", "", ""
     if isinstance(made.holds, Ids):
-        what, more = f"tokens of {_counted(made.documents, 'document')}", ", sequence: …"
+        what, more = f"tokens of {plural(made.documents, 'document')}", ", sequence: …"
     else:
         task = f", train: {{task: {'classification' if made.holds.has_classes else 'regression'}, …}}"
-    print(f"{made.items:,} {what} in {_counted(len(made.shards), 'shard')}: {dest}")
+    print(f"{made.items:,} {what} in {plural(len(made.shards), 'shard')}: {dest}")
     if made.seal:
         print(f"encrypted: it can be read with key {made.seal.key}")
     print(f"in a job file: data: {{prepared: {dest}{more}}}{task}")
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _contents(manifest: "Manifest") -> dict[str, str]:

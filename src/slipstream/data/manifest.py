@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.data.files import File
 from slipstream.data.holding import Holds, Ids, as_json, holds_from
 
 FORMAT = 2
@@ -152,7 +153,7 @@ def _check(manifest: Manifest, dtype: Any) -> None:
         raise ValueError("its seal is no text")
 
 
-def checksum(path: Path) -> str:
+def checksum(file: File) -> str:
     """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

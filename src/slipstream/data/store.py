@@ -29,7 +29,7 @@ class TextInfo(Ids):
 
 def build(data: TextData, files: Sequence[File], folder: Path, notify: Notify) -> None:
     """Tokenise the files into the folder."""
-    notify(f"reading {_plural(len(files), 'file')}")
+    notify(f"reading {plural(len(files), 'file')}")
     own = folder / "tokenizer.json"
     if data.tokenizer:
         shutil.copyfile(data.tokenizer, own)
@@ -45,7 +45,7 @@ def build(data: TextData, files: Sequence[File], folder: Path, notify: Notify) -
     np.save(folder / "offsets.npy", offsets)
     info = TextInfo(**asdict(ids), tokens=int(offsets[-1]), documents=len(offsets) - 1)
     (folder / "info.json").write_text(json.dumps(asdict(info), indent=2), encoding="utf-8")
-    notify(f"{_short(info.tokens)} tokens of {info.vocabulary:,} kinds, {_plural(info.documents, 'document')}")
+    notify(f"{_short(info.tokens)} tokens of {info.vocabulary:,} kinds, {plural(info.documents, 'document')}")
 
 
 def read_info(folder: Path) -> TextInfo:
@@ -88,5 +88,6 @@ def _short(count: int) -> str:
     return f"{count / 1e6:,.1f}M" if count >= 1_000_000 else f"{count:,}"
 
 
-def _plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

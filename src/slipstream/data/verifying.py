@@ -1,12 +1,11 @@
 """Checking every byte of a prepared dataset."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from slipstream.data.files import File, remote_files, size_of
 from slipstream.data.holding import Ids
-from slipstream.data.manifest import DOCUMENTS
+from slipstream.data.manifest import DOCUMENTS, checksum
 from slipstream.data.prepared import manifest_at
 from slipstream.data.sealing import guard_of
 from slipstream.data.storage import is_remote
@@ -24,13 +23,13 @@ def verify(where: str, checked: Callable[[int], None]) -> Iterator[str]:
             yield f"{shard.name} is missing"
         elif size_of(file) != expected:
             yield f"{shard.name} has {size_of(file):,} bytes instead of {expected:,}"
-        elif _sha256(file) != shard.sha256:
+        elif checksum(file) != shard.sha256:
             yield f"{shard.name} is damaged: its bytes are not those that were prepared"
         checked(expected)
     for name, sha256 in manifest.sha256.items():
         if name not in there:
             yield f"{name} is missing"
-        elif _sha256(there[name]) != sha256:
+        elif checksum(there[name]) != sha256:
             yield f"{name} is damaged, or of another dataset"
     if isinstance(manifest.holds, Ids) and not manifest.seal and DOCUMENTS in there:
         documents = size_of(there[DOCUMENTS]) // 8 - 1
@@ -49,8 +48,3 @@ def _files(where: str) -> dict[str, File]:
         else [path for path in sorted(Path(where).iterdir()) if path.is_file()]
     )
     return {file.name: file for file in found}
-
-
-def _sha256(file: File) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
