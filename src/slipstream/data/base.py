@@ -36,7 +36,7 @@ class Batch:
     """Some samples, fetched together. The first dimension of all tensors is the sample."""
 
     inputs: "torch.Tensor"
-    """Token ids (int64, or int32 on the way to the model) or numbers (float32, or bytes)."""
+    """Token ids (int64, or on the way to the model as they are stored) or numbers (float32, or bytes)."""
     targets: "torch.Tensor"
     """Token ids or classes (int64, IGNORED where nothing is to be predicted), or numbers (float32)."""
     begins: "torch.Tensor | None" = None

@@ -26,18 +26,25 @@ class Folder:
     def map(self, shard: str) -> np.ndarray:
         """All bytes of a shard."""
         if shard not in self._maps:
-            path, expected = self._existing(shard), self._sizes[shard]
-            if path.stat().st_size != expected:
-                raise DamagedShard(
-                    f"{path} has {path.stat().st_size:,} bytes instead of {expected:,}; copy it again, or prepare the "
-                    "dataset again"
-                )
-            self._maps[shard] = _mapped(path)
+            self._maps[shard] = _mapped(self._whole(shard))
         return self._maps[shard]
+
+    def check_sizes(self) -> None:
+        """Raise DamagedShard if a shard is missing, or not as long as it was: what can be seen without reading any."""
+        for shard in self._sizes:
+            self._whole(shard)
 
     def map_file(self, name: str) -> memoryview:
         """All bytes of another file that has some."""
         return _mapped(self._existing(name)).data
+
+    def _whole(self, shard: str) -> Path:
+        path, expected = self._existing(shard), self._sizes[shard]
+        if (size := path.stat().st_size) != expected:
+            raise DamagedShard(
+                f"{path} has {size:,} bytes instead of {expected:,}; copy it again, or prepare the dataset again"
+            )
+        return path
 
     def _existing(self, name: str) -> Path:
         path = self._path / name

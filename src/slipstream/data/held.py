@@ -4,23 +4,24 @@ encrypted."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from slipstream.data.guards import CHECKSUMS, SPARE, Guard
 from slipstream.data.manifest import DOCUMENTS, FIRSTS, MANIFEST, PAGES, Manifest, parse_manifest
-from slipstream.data.order import WINDOW
+from slipstream.data.order import RUN, WINDOW
 from slipstream.data.page_cache import PageCache
 from slipstream.data.page_memory import PageMemory
 from slipstream.data.pages import Pages, between, checked
 from slipstream.data.storage import Storage
 from slipstream.runs.cache import cache_folder
 
-_HELD = 5 * WINDOW
-"""Pages in memory: those of a window, which may touch twice as many as it is long, and of the next one; and a few."""
+_HELD = 2 * WINDOW * (RUN + 2)
+"""Pages in memory: those of a window, whose runs may begin inside a page, and of the next one."""
 
 
 class Source(Protocol):
@@ -56,7 +57,7 @@ class HeldShards:
         with self._memory.holding(needed) as places:
             begins = np.array([places[page] for page in first.tolist()], np.int64) * self._width + inside
             split = first != last
-            made[:] = self._take(np.where(split, 0, begins), length)
+            made[:] = sliding_window_view(self._tokens, length)[np.where(split, 0, begins)]
             for row in np.flatnonzero(split).tolist():
                 here = length - int(beyond[row])
                 made[row, :here] = self._across(int(first[row]), int(inside[row]), here, places)
@@ -101,13 +102,6 @@ class HeldShards:
             self.fill(starts, made[:, :half])
             self.fill(starts + half, made[:, half:])
 
-    def _take(self, begins: np.ndarray, length: int) -> np.ndarray:
-        """The tokens in memory at these places and after them, in one go: a loop takes longer than the copying."""
-        step, shape = self._tokens.itemsize, (len(self._tokens) - length + 1, length)
-        every: np.ndarray = np.ndarray(shape, self._tokens.dtype, self._tokens, strides=(step, step))
-        taken: np.ndarray = every[begins]
-        return taken
-
     def _across(self, page: int, place: int, length: int, places: Mapping[int, int]) -> np.ndarray:
         """Tokens that begin in one page and end in another."""
         parts = []
@@ -119,22 +113,40 @@ class HeldShards:
             page, place, length = page + 1, 0, length - size
         return np.concatenate(parts)
 
-    @contextmanager
-    def _load(self, page: int, into: memoryview) -> Iterator[None]:
-        """Put a page into memory. The disk keeps it afterwards, when nobody is waiting for it."""
-        with self._cache.locked(page):
-            stored = self._cache.get(page)
-            if stored is not None and self._pages.open(page, stored, into):
-                yield
-                return
-            if stored is not None:
-                self._cache.forget(page)
-            shard, start, end = self._pages.bounds(page)
-            stored = self._source.read(self.manifest.shards[shard].name, start, end)
-            if not self._pages.open(page, stored, into):
-                raise self._pages.damage(page)
-            yield
-            self._cache.put(page, stored)
+    def _load(self, wanted: dict[int, memoryview]) -> Iterator[int]:
+        """Put pages of one run into memory. The disk keeps them afterwards, when nobody is waiting for them."""
+        with self._cache.locked(next(iter(wanted)) // RUN):
+            missing = []
+            for page, into in wanted.items():
+                stored = self._cache.get(page)
+                if stored is not None and self._pages.open(page, stored, into):
+                    yield page
+                    continue
+                if stored is not None:
+                    self._cache.forget(page)
+                missing.append(page)
+            fetched = [found for stretch in self._stretches(missing) for found in self._read_pages(stretch)]
+            for page, stored in fetched:
+                if not self._pages.open(page, stored, wanted[page]):
+                    raise self._pages.damage(page)
+                yield page
+            for page, stored in fetched:
+                self._cache.put(page, stored)
+
+    def _stretches(self, pages: list[int]) -> Iterator[list[int]]:
+        """Cut where a page is left out, or a shard ends."""
+        kinds = [(page - place, self._pages.bounds(page).shard) for place, page in enumerate(pages)]
+        for _, some in groupby(zip(kinds, pages, strict=True), lambda each: each[0]):
+            yield [page for _, page in some]
+
+    def _read_pages(self, stretch: list[int]) -> list[tuple[int, memoryview]]:
+        """Pages that follow each other, in one part."""
+        bounds = [self._pages.bounds(page) for page in stretch]
+        shard, begin, _ = bounds[0]
+        data = self._source.read(self.manifest.shards[shard].name, begin, bounds[-1].end)
+        return [
+            (page, data[start - begin : end - begin]) for page, (_, start, end) in zip(stretch, bounds, strict=True)
+        ]
 
 
 def remote_manifest(storage: Storage, setting: str) -> Manifest:

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from slipstream.data.base import Batch, Dataset, Facts
-from slipstream.data.order import WINDOW, Order, key_of, permute
+from slipstream.data.order import Order, key_of, permute
 
 BLOCK = 4096
 """Positions in a row that have exactly their share of every dataset."""
@@ -88,9 +88,7 @@ class MixedOrder:
 
     def window(self, position: int) -> range:
         """Positions around this one for which every dataset needs about one window of its own."""
-        sizes = [
-            WINDOW * order.together * BLOCK // share for order, share in zip(self.orders, self.shares, strict=True)
-        ]
+        sizes = [order.window_size * BLOCK // share for order, share in zip(self.orders, self.shares, strict=True)]
         size = max(1, min(sizes))
         return range(position // size * size, (position // size + 1) * size)
 
@@ -115,14 +113,20 @@ def order_of(dataset: Dataset, validation: float, seed: int) -> Order | MixedOrd
 
 
 def shares_of(weights: Sequence[float]) -> tuple[int, ...]:
-    """Positions of a block for each weight: the largest remainders are rounded up. Raises ValueError where one is 0."""
-    exact = np.array(weights) / sum(weights) * BLOCK
-    shares = np.floor(exact).astype(int)
-    for number in np.argsort(shares - exact, kind="stable")[: BLOCK - shares.sum()]:
-        shares[number] += 1
+    """Positions of a block for each weight. Raises ValueError where one is 0."""
+    shares = apportion(weights, BLOCK)
     if (shares == 0).any():
         raise ValueError(f"data.prepared: weight {min(weights):g} is less than 1 in {BLOCK:,}; leave that dataset out")
     return tuple(shares.tolist())
+
+
+def apportion(weights: Sequence[float], count: int) -> np.ndarray:
+    """Whole numbers in proportion to the weights, `count` together: the largest remainders are rounded up."""
+    exact = np.array(weights) / sum(weights) * count
+    shares = np.floor(exact).astype(int)
+    for number in np.argsort(shares - exact, kind="stable")[: count - shares.sum()]:
+        shares[number] += 1
+    return shares
 
 
 @lru_cache(maxsize=4)

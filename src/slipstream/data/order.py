@@ -55,7 +55,9 @@ def key_of(seed: int, purpose: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest(), "little")
 
 
-WINDOW = 32
+RUN = 8
+"""Pages in a row that are fetched at once: a storage gives few large parts sooner than many small ones."""
+WINDOW = 8
 """Runs whose samples are mixed."""
 
 
@@ -67,9 +69,9 @@ _CHUNK = 4096
 class Order:
     """Which samples are held out, and in which order the others come, epoch after epoch.
 
-    Where samples lie together in runs that are fetched as a whole, the order has two steps, so that only some runs are
-    needed at a time: runs come in a random order, and of every WINDOW of them in a row the samples are mixed. Held out
-    are whole runs.
+    Where samples lie together in pages, the order has two steps, so that only some pages are needed at a time: runs of
+    pages come in a random order, and of every WINDOW of them in a row the samples are mixed. Held out are whole pages,
+    from everywhere.
     """
 
     samples: int
@@ -79,7 +81,12 @@ class Order:
     seed: int
     """The job's."""
     together: int = 1
-    """Samples in a run; 1 where any sample is as near as any other."""
+    """Samples in a page; 1 where any sample is as near as any other."""
+
+    @property
+    def window_size(self) -> int:
+        """Samples in a window that is whole."""
+        return WINDOW * RUN * self.together
 
     @property
     def held_out(self) -> int:
@@ -106,12 +113,16 @@ class Order:
         for epoch in np.unique(epochs):
             here = epochs == epoch
             slots[here] = self._shuffled(places[here], f"epoch {epoch}")
-        return self._numbers(slots + self.held_out)
+        if self.together == 1:
+            return self._split(slots + self.held_out)
+        places, lengths = _gaps(self)
+        numbers: np.ndarray = slots + lengths[np.searchsorted(places, slots, side="right")]
+        return numbers
 
     def window(self, position: int) -> range:
         """Positions of the run whose samples are mixed with that of this one, which begins an epoch or a window."""
         epoch, place = divmod(position, self.training)
-        size = WINDOW * self.together
+        size = self.window_size
         first = place // size * size
         start = epoch * self.training
         return range(start + first, start + min(first + size, self.training))
@@ -120,30 +131,41 @@ class Order:
         """Where an epoch's permutation sends these places."""
         if self.together == 1:
             return permute(places, self.training, key_of(self.seed, purpose))
-        size = WINDOW * self.together
+        size = self.window_size
         windows, inside = np.divmod(places, size)
         mixed = np.empty_like(places)
         for window in np.unique(windows):
             here, first = windows == window, int(window) * size
             length = min(size, self.training - first)
             mixed[here] = first + permute(inside[here], length, key_of(self.seed, f"{purpose}, window {window}"))
-        return self._move_runs(mixed, self.training, f"{purpose}, runs")
+        return self._move(mixed, self.training, RUN * self.together, f"{purpose}, runs")
 
-    def _move_runs(self, places: np.ndarray, size: int, purpose: str) -> np.ndarray:
-        """Whole runs change places; a last one that is shorter stays where it is."""
-        runs, inside = np.divmod(places, self.together)
-        whole = runs < size // self.together
+    def _move(self, places: np.ndarray, size: int, length: int, purpose: str) -> np.ndarray:
+        """Whole pieces of this length change places; a last one that is shorter stays where it is."""
+        pieces, inside = np.divmod(places, length)
+        whole = pieces < size // length
         if whole.any():
-            runs[whole] = permute(runs[whole], size // self.together, key_of(self.seed, purpose))
-        return runs * self.together + inside
+            pieces[whole] = permute(pieces[whole], size // length, key_of(self.seed, purpose))
+        return pieces * length + inside
 
     def validation_indices(self) -> np.ndarray:
         """Dataset numbers of the held-out samples, always in the same order."""
-        return self._numbers(np.arange(self.held_out))
+        return self._split(np.arange(self.held_out))
 
-    def _numbers(self, slots: np.ndarray) -> np.ndarray:
+    def _split(self, slots: np.ndarray) -> np.ndarray:
         """The first slots are held out; which samples stand in them follows from the seed."""
-        return self._move_runs(slots, self.samples, "split")
+        return self._move(slots, self.samples, self.together, "split")
+
+
+@lru_cache(maxsize=8)
+def _gaps(order: Order) -> tuple[np.ndarray, np.ndarray]:
+    """What is held out leaves gaps between the others. Where, counted in samples to train on, and how many samples are
+    held out before each place and the next."""
+    slots = np.arange(0, order.held_out, order.together)
+    starts, lengths = order._split(slots), np.minimum(order.together, order.held_out - slots)
+    sort = np.argsort(starts)
+    before = np.concatenate(([0], np.cumsum(lengths[sort])))
+    return starts[sort] - before[:-1], before
 
 
 @lru_cache(maxsize=8)

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Semaphore
 
 _LOCKS = 64
-_WRITERS = 4
+_WRITERS = 2
 """Pages that a worker writes at once: the threads that fetch are twice as many."""
 _PART = 16
 """A look at how much there is takes long where that is much. Between two looks a worker writes this part of what there
@@ -32,12 +32,12 @@ class PageCache:
                 self._do_without(error)
 
     @contextmanager
-    def locked(self, page: int) -> Iterator[None]:
-        """Of several workers that want a page one at a time goes on; a killed one lets go."""
+    def locked(self, run: int) -> Iterator[None]:
+        """Of several workers that want a run of pages one at a time goes on; a killed one lets go."""
         if not self._works:
             yield
             return
-        with (self._folder / f".lock-{page % _LOCKS}").open("w") as lock:
+        with (self._folder / f".lock-{run % _LOCKS}").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

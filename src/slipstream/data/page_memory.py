@@ -4,21 +4,25 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
+from itertools import groupby
 
 import numpy as np
 
-_AT_ONCE = 8
-"""Pages that are fetched side by side."""
+from slipstream.data.order import RUN
+
+_AT_ONCE = 4
+"""Runs that are fetched side by side."""
+Load = Callable[[dict[int, memoryview]], Iterator[int]]
+"""Puts some pages of one run into memory, and says of each when it is there; it may go on after the last."""
 
 
 class PageMemory:
     """Places are taken once and used again: fresh memory would cost nearly as much as decrypting a page into it."""
 
-    def __init__(self, places: int, size: int, fill: Callable[[int, memoryview], AbstractContextManager[None]]) -> None:
-        """`fill` puts a page into memory, and may go on when the page has been handed over."""
+    def __init__(self, places: int, size: int, load: Load) -> None:
         self.bytes = np.empty((places, size), np.uint8)
-        self._fill = fill
+        self._load = load
         self._free = list(range(places))
         self._filled: OrderedDict[int, int] = OrderedDict()
         """The place of each page."""
@@ -50,27 +54,28 @@ class PageMemory:
                     self._filled.move_to_end(page)
                 elif page not in self._coming:
                     new.append(page)
-            for page in new[: len(self._free) + len(self._filled)]:
-                self._begin(page)
+            for _, pages_of_run in groupby(new[: len(self._free) + len(self._filled)], lambda page: page // RUN):
+                self._begin(list(pages_of_run))
 
-    def _begin(self, page: int) -> None:
-        place = self._free.pop() if self._free else self._filled.popitem(last=False)[1]
-        self._failed.pop(page, None)  # what has failed is tried again
-        self._coming.add(page)
-        self._pool.submit(self._load, page, place)
+    def _begin(self, pages: list[int]) -> None:
+        for page in pages:
+            self._failed.pop(page, None)  # what has failed is tried again
+        self._coming.update(pages)
+        places = {page: self._free.pop() if self._free else self._filled.popitem(last=False)[1] for page in pages}
+        self._pool.submit(self._fetch, places)
 
-    def _load(self, page: int, place: int) -> None:
-        error = None
-        with ExitStack() as handed_over:
-            try:
-                handed_over.enter_context(self._fill(page, self.bytes[place].data))
-            except BaseException as found:  # raised where the page is needed
-                error = found
+    def _fetch(self, places: dict[int, int]) -> None:
+        missing = dict(places)
+        try:
+            for page in self._load({page: self.bytes[place].data for page, place in places.items()}):
+                with self._changed:
+                    self._coming.remove(page)
+                    self._filled[page] = missing.pop(page)
+                    self._changed.notify_all()
+        except BaseException as error:  # raised where a page is needed
             with self._changed:
-                self._coming.remove(page)
-                if error:
+                for page, place in missing.items():
+                    self._coming.remove(page)
                     self._failed[page] = error
                     self._free.append(place)
-                else:
-                    self._filled[page] = place
                 self._changed.notify_all()

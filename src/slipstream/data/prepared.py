@@ -48,7 +48,8 @@ class Prepared:
     def fetch(self, indices: np.ndarray) -> Batch:
         import torch
 
-        rows = np.empty((len(indices), self._sequence + self._shift), np.int32)  # half of what a model takes
+        # As they are stored: a model takes four times as many bytes, which are written where it is.
+        rows = np.empty((len(indices), self._sequence + self._shift), self._shards.manifest.dtype)
         self._shards.fill(indices * self._sequence, rows)
         inputs, targets = rows[:, : self._sequence], rows[:, self._shift :]
         if self._documents is None:
@@ -82,6 +83,8 @@ def check_prepared(data: PreparedData) -> None:
     try:
         for where, manifest in manifests.items():
             guard_of(manifest, where)
+            if not is_remote(where):
+                Folder(Path(where), manifest).check_sizes()
     except ValueError as error:
         raise ValueError(f"data.prepared: {error}") from None
     shares_of(list(data.weights.values()))

@@ -4,6 +4,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from slipstream.data.folder import Folder
 from slipstream.data.manifest import DOCUMENTS, PAGES, Manifest
@@ -29,9 +30,14 @@ class Shards:
         for page in self._unchecked(starts, length):
             self._check(page).result()
         shards, places = np.divmod(starts, self.manifest.each)
-        for row, shard, place in zip(made, shards.tolist(), places.tolist(), strict=True):
-            items = self._map(shard)[place : place + length]
-            row[:] = items if len(items) == length else self._across(shard, place, length)
+        for shard in np.unique(shards).tolist():
+            items, rows = self._map(shard), np.flatnonzero(shards == shard)
+            ends_here = places[rows] + length <= len(items)
+            whole = rows[ends_here]
+            if len(whole):
+                made[whole] = sliding_window_view(items, length)[places[whole]]
+            for row in rows[~ends_here].tolist():
+                made[row] = self._across(shard, int(places[row]), length)
 
     def expect(self, starts: np.ndarray, length: int) -> None:
         """These will be asked for: check their pages meanwhile."""

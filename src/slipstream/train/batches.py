@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
 from itertools import islice
 
 import numpy as np
@@ -26,6 +25,7 @@ from slipstream.job.train import MaskedToken
 from slipstream.plan import Plan
 from slipstream.runs import Pulse
 from slipstream.train import tasks
+from slipstream.train.balance import Balance
 from slipstream.train.precision import weight_dtype
 from slipstream.train.timeline import Timeline
 
@@ -33,8 +33,10 @@ Fetch = Callable[[np.ndarray, np.ndarray], Batch]
 """Given the positions of samples in the run, and their numbers in the data."""
 _AT_ONCE = 2**21
 """Bytes that are handed over at once, about."""
-_WORD = 8
-"""Bytes of a token, and more than of other inputs."""
+_MOST_STEPS = 64
+"""That are handed over at once: a storage that is gone should be noticed."""
+_WORD = 2
+"""Bytes of a token, of most vocabularies."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class Share:
     waited: float = 0.0
     """Seconds that the loop had to wait for it."""
 
+    @property
+    def own(self) -> int:
+        """Samples in it that are this worker's."""
+        return sum(len(micro.positions) for micro in self.micro_batches)
+
 
 class Batches:
     """What this worker will see, from any point of the run."""
@@ -74,8 +81,7 @@ class Batches:
         self._order = order_of(dataset, job.data.validation, job.seed)
         self._own_data = isinstance(job.data, ImportData)
         self.timeline = Timeline.of(job, self._order.training)
-        self._part = lru_cache(partial(plan.layout.share, rank, 0))
-        """Which samples of a step of a given size are this worker's."""
+        self.balance = Balance(job, plan, rank)
         self._window = range(0)
         self._mask_id = mask_id(job) if isinstance(job.task, MaskedToken) else None
         self._known: MicroBatch | None = None
@@ -108,6 +114,13 @@ class Batches:
                 yield replace(shares[0], waited=time.perf_counter() - began)
                 yield from shares[1:]
 
+    def of_step(self, step: int) -> Share:
+        """This worker's part of one step, fetched now."""
+        if self._own_data:
+            seed_everything(self._job.seed, self._mine(step).start)
+        (share,) = self._shares(range(step, step + 1), self._fetch)
+        return share
+
     @property
     def held_out(self) -> int:
         """How many samples are held out."""
@@ -135,8 +148,9 @@ class Batches:
     def _fetch_ahead(self, first: int) -> Generator[list[Share], None, None]:
         """In the background, and small steps several at a time: to hand each over alone takes longer than to make it.
         The first comes alone, for it is waited for."""
-        steps, samples = self.timeline.steps, len(self._part(self._job.train.batch))
-        each = max(1, _AT_ONCE // (math.prod(self._dataset.facts.inputs) * _WORD * max(1, samples)))
+        steps, samples = self.timeline.steps, len(self._mine(first))
+        size = math.prod(self._dataset.facts.inputs) * _WORD * max(1, samples)
+        each = 1 if self.balance.works else min(_MOST_STEPS, max(1, _AT_ONCE // size))
         begins = [first, *range(first + 1, steps, each), steps]
         return prefetch(
             lambda number: self._shares(range(begins[number], begins[number + 1]), self._fetch), 0, len(begins) - 1
@@ -145,7 +159,7 @@ class Batches:
     def _mine(self, step: int) -> range:
         """Positions of this worker's samples in a step."""
         start, end = self.timeline.starts[step : step + 2]
-        part = self._part(end - start)
+        part = self.balance.part(step, end - start)
         return range(start + part.start, start + part.stop)
 
     def _shares(self, steps: range, fetch: Fetch) -> list[Share]:
@@ -206,7 +220,7 @@ class Batches:
 def as_model_takes(inputs: Tensor, job: Job, plan: Plan, white: int) -> Tensor:
     """Numbers in the precision of the weights, and tokens as torch's losses want them. Bytes of our sources are numbers
     too; a user's dataset may mean else."""
-    if inputs.dtype == torch.int32 and not isinstance(job.data, ImportData):
+    if inputs.dtype in (torch.uint16, torch.uint32) and not isinstance(job.data, ImportData):
         return inputs.long()
     if inputs.dtype == torch.uint8 and white != 1:
         inputs = inputs.float() / white
