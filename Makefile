@@ -39,5 +39,10 @@ $(INSTALLED): pyproject.toml
 	.venv-peers/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
+.venv-ray/.installed: benchmarks/peers/server/requirements.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
 clean:
-	rm -rf .venv .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-peers .venv-ray .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""Whether a codec costs anything in the end: the same two jobs, on two workers, with each codec and with none.
+"""Whether a codec or local steps cost anything in the end: the same two jobs, on two workers, with each and with none.
 
 A decoder on the text of Python's own library and a residual network on handwritten digits are trained to their end;
 what is compared is the loss on held-out samples. `bytes` is what each worker sent in a step.
@@ -15,17 +15,15 @@ import yaml
 
 from common import RESULTS, SLIPSTREAM, console, facts, save, show
 
-CODECS: dict[str, Any] = {
-    "none": None,
-    "fp16": "fp16",
-    "bf16": "bf16",
-    "int8": "int8",
-    "onebit": {"name": "onebit", "warmup": "20%"},
-    "topk": {"name": "topk", "part": "25%", "warmup": "20%"},
-    "randomk": {"name": "randomk", "part": "50%", "warmup": "30%"},
-    "powersgd": {"name": "powersgd", "rank": 8, "warmup": "30%"},
+DILOCO = {"kind": "local", "every": 16, "outer": {"lr": 0.7, "momentum": 0.5, "nesterov": True}}
+CODECS: dict[str, dict[str, Any]] = {
+    "none": {},
+    **{name: {"codec": name} for name in ("fp16", "bf16", "int8", "onebit", "topk", "randomk", "powersgd")},
+    "local": {"kind": "local", "every": 4, "outer": {"lr": 1.4}},
+    "diloco": DILOCO,
+    "diloco-int8": {**DILOCO, "codec": "int8"},
 }
-"""With the settings that docs/exchange.md recommends."""
+"""As a job file has them, with the settings that docs/exchange.md recommends."""
 JOBS: dict[str, dict[str, Any]] = {
     "decoder": {
         "name": "decoder",
@@ -57,16 +55,16 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def train(values: dict[str, Any], codec: Any, short: bool, root: Path) -> dict[str, Any]:
+def train(values: dict[str, Any], exchange: dict[str, Any], short: bool, root: Path) -> dict[str, Any]:
     """The result of a run to its end."""
     folder = Path(tempfile.mkdtemp(dir=root))
     lengths = {"steps": 4, "epochs": None} if short else {}
-    job = {**values, "machines": {"device": "cpu"}, "exchange": {"codec": codec}, "checkpoint": {"every": "100%"}}
+    job = {**values, "machines": {"device": "cpu"}, "exchange": exchange, "checkpoint": {"every": "100%"}}
     (folder / "job.yaml").write_text(yaml.safe_dump({**job, "train": {**values["train"], **lengths}}))
     command = [SLIPSTREAM, "train", "job.yaml", "--workers", "2", "--run-dir", "run"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{codec} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        raise SystemExit(f"{exchange} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads((folder / "run/result.json").read_text())
     return result
 

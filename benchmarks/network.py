@@ -11,6 +11,7 @@ hands packets from host to host and lets each lie for as long (`python network.p
 
 import ctypes
 import fcntl
+import json
 import os
 import select
 import shutil
@@ -35,8 +36,8 @@ _numbers = count()
 class Network:
     """Some hosts that reach each other at `addresses`."""
 
-    def __init__(self, names: list[str], stack: ExitStack) -> None:
-        self._names, self._stack = names, stack
+    def __init__(self, names: list[str], hub: str, stack: ExitStack) -> None:
+        self._names, self._hub, self._stack = names, hub, stack
         self.addresses = [_address(host) for host in range(len(names))]
 
     def start(self, host: int, command: list[str], environment: dict[str, str] | None = None, **more: Any) -> Any:
@@ -46,6 +47,21 @@ class Network:
         process = subprocess.Popen(words, env={**os.environ, **ours, **(environment or {})}, **more)
         self._stack.callback(_end, process)
         return process
+
+    def sent(self, host: int) -> int:
+        """Bytes that a host has sent so far."""
+        words = ["ip", "-n", self._names[host], "-s", "-j", "link", "show", INTERFACE]
+        shown = subprocess.run(words, check=True, capture_output=True).stdout
+        return int(json.loads(shown)[0]["stats64"]["tx"]["bytes"])
+
+    @contextmanager
+    def cut(self, host: int) -> Iterator[None]:
+        """Nothing reaches this host, nor leaves it, as if its cable were pulled. Not where there is a delay."""
+        _ip("-n", self._hub, "link", "set", f"port{host}", "down")
+        try:
+            yield
+        finally:
+            _ip("-n", self._hub, "link", "set", f"port{host}", "up")
 
     def enter(self, host: int) -> None:
         """Move the calling process, which must have but one thread, to a host."""
@@ -58,7 +74,7 @@ def hosts(number: int, rate: str | None = None, delay: float = 0.0) -> Iterator[
     """So many hosts: each sends and receives at `rate` (as tc writes it: 100mbit) at most, and packets arrive `delay`
     seconds after they were sent."""
     own = f"ss{os.getpid()}x{next(_numbers)}"
-    names = [f"{own}h{host}" for host in range(number)]
+    names, hub = [f"{own}h{host}" for host in range(number)], f"{own}hub"
     with ExitStack() as stack:
         stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, lambda *_: sys.exit(1)))
         for name in names:
@@ -66,11 +82,11 @@ def hosts(number: int, rate: str | None = None, delay: float = 0.0) -> Iterator[
         if delay:
             _join_by_process(names, delay, stack)
         else:
-            _join_by_bridge(f"{own}hub", names, rate, stack)
+            _join_by_bridge(hub, names, rate, stack)
         if rate:
             for name in names:
                 _limit(name, INTERFACE, rate)
-        yield Network(names, stack)
+        yield Network(names, hub, stack)
 
 
 def missing() -> str | None:

@@ -137,3 +137,31 @@ def test_hosts_go_with_the_block_that_made_them(monkeypatch: pytest.MonkeyPatch)
         sleeper = network.start(0, ["sleep", "60"])
         raise ZeroDivisionError
     assert not names() and sleeper.poll() is not None
+
+
+def test_exchanges_are_compared_over_slow_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from network import missing
+
+    if reason := missing():
+        pytest.skip(reason)
+    words = ("--links", "100 Mbit/s", "--sides", "local + int8")
+    rows = run("exchange_net.py", *words, out=tmp_path / "net.json")["results"]
+    ddp, local = rows
+    assert (ddp["side"], ddp["steps"], ddp["sooner"], ddp["fewer_bytes"]) == ("ddp", 16, 1, 1)
+    assert local["side"] == "local + int8" and local["last_loss"] < local["curve"][0][2]
+    assert local["bytes_per_step"] < ddp["bytes_per_step"] / 4
+    assert (tmp_path / "net.png").stat().st_size > 1000
+
+
+def test_parameter_servers_are_compared(tmp_path: Path) -> None:
+    results = run("server.py", "--sides", "slipstream", out=tmp_path / "server.json")["results"]
+    assert {result["measure"] for result in results} == {"pushes/s", "push + fetch/s"}
+    assert all(result["side"] == "slipstream" and result["per_s"] > 0 for result in results)
+
+
+def test_unequal_workers_are_compared(tmp_path: Path) -> None:
+    results = run("unequal.py", "--sides", "balance", out=tmp_path / "unequal.json")["results"]
+    even, balanced = results
+    assert even["val_loss"] == pytest.approx(balanced["val_loss"], rel=1e-4)
+    assert even["share"] is None and balanced["share"] != 8
