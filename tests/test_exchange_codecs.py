@@ -16,17 +16,11 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from jobs import decoder_job, mlp_job
 from pool import Pool, forget_after
 from program import slipstream, write_job
-from slipstream.data import open_dataset
+from restored import restored
 from slipstream.job import Job, JobError, check_job, dump
 from slipstream.plan import Layout, make_plan, this_machine
 from slipstream.runs import read_lines
 from slipstream.train.batches import Share
-from slipstream.train.checkpoint import load
-from slipstream.train.dry_run import _alone_in
-from slipstream.train.models import build_to_split
-from slipstream.train.models.dropout import own_dropout
-from slipstream.train.parallel.split import SplitModel
-from slipstream.train.update import Update
 from slipstream.train.worker import Worker
 
 CODECS: list[Any] = [
@@ -37,7 +31,8 @@ CODECS: list[Any] = [
 
 def coded_job(documents: Path, codec: Any, **changes: Any) -> Job:
     settings = {"train.steps": 8, "train.precision": "fp32", "checkpoint": {"every": 4, "keep": 3}}
-    few_buckets = {"bucket": "20KB", "codec": codec}
+    named = {"name": codec} if isinstance(codec, str) else codec
+    few_buckets = {"bucket": "20KB", "codec": named and {"warmup": 0, **named}}
     return decoder_job(documents, exchange=few_buckets, **{**settings, **changes})
 
 
@@ -65,7 +60,7 @@ def test_until_the_warmup_ends_gradients_travel_as_they_are(pool: Pool, document
 
 
 def test_through_the_program(documents: Path, tmp_path: Path) -> None:
-    job = write_job(tmp_path, dump(coded_job(documents, "topk")))
+    job = write_job(tmp_path, dump(coded_job(documents, {"name": "topk", "part": 0.1})))
     done = slipstream("train", job, "--workers", "2", "--run-dir", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "times fewer than without the codec" in done.stdout.replace("\n", " ")
@@ -99,7 +94,7 @@ def test_on_other_numbers_of_workers_nothing_is_lost(codec: str, pool: Pool, doc
     expected = unsent(checkpoint)
     assert sum(float(memory.abs().sum()) for memory in expected.values()) > 0
     for workers in (1, 2, 3):
-        found = [restored(job, checkpoint, workers, rank) for rank in range(workers)]
+        found = [to_send(job, checkpoint, workers, rank) for rank in range(workers)]
         for name, memory in expected.items():
             assert torch.allclose(sum(each[name] for each in found), memory, rtol=1e-6, atol=1e-9), name  # type: ignore[arg-type]
     forget_after(tmp_path / "run", 4)
@@ -119,22 +114,15 @@ def unsent(checkpoint: Path) -> dict[str, torch.Tensor]:
     return {key.split("/")[1]: memory.sum(0) for key, memory in state.items()}
 
 
-def restored(job: Job, checkpoint: Path, workers: int, rank: int) -> dict[str, torch.Tensor]:
+def to_send(job: Job, checkpoint: Path, workers: int, rank: int) -> dict[str, torch.Tensor]:
     """What one of so many workers has to send beside its gradients, once it has read a checkpoint."""
-    device, facts = torch.device("cpu"), open_dataset(job).facts
-    plan = make_plan(job, this_machine(), workers)
-    with _alone_in(workers, rank):
-        plain = build_to_split(job, facts, device, torch.float32)
-        keys = own_dropout(plain, job.seed)
-        model = SplitModel(plain, job, plan, rank, device, keys, keys.of)
-        update = Update(job.train, model, 100, fp16=False)
-        load(checkpoint, model, update.optimizer, device, alone=True)
-        memories = {kept.parameter: kept.tensor for kept in model.exchange.kept() if kept.slot == "memory"}
-        return {
-            each.name: memories.get(each.parameter, each.parameter.grad)  # type: ignore[misc]
-            for each in model.summed()
-            if each.parameter in memories or each.parameter.grad is not None
-        }
+    model, _ = restored(job, checkpoint, workers, rank)
+    memories = {kept.parameter: kept.tensor for kept in model.exchange.kept() if kept.slot == "memory"}
+    return {
+        each.name: memories.get(each.parameter, each.parameter.grad)  # type: ignore[misc]
+        for each in model.summed()
+        if each.parameter in memories or each.parameter.grad is not None
+    }
 
 
 @contextmanager
@@ -214,7 +202,7 @@ def test_beside_other_axes(codec: str, layout: dict[str, Any], pool: Pool, docum
     whole = pool.train(job, tmp_path / "run", workers)
     checkpoint = tmp_path / "run/checkpoints/step-00000004"
     expected = unsent(checkpoint)
-    alone = restored(coded_job(documents, codec, **{"model.dropout": 0.0}), checkpoint, 1, 0)
+    alone = to_send(coded_job(documents, codec, **{"model.dropout": 0.0}), checkpoint, 1, 0)
     assert alone.keys() == expected.keys() and alone
     assert all(torch.allclose(alone[name], expected[name], rtol=1e-6, atol=1e-9) for name in alone)
     forget_after(tmp_path / "run", 4)

@@ -13,6 +13,7 @@ from slipstream.data import expected_facts, open_dataset, prepare
 from slipstream.job import Job, JobError, load_job, locate
 from slipstream.job.file import Problem
 from slipstream.job.job import total_samples
+from slipstream.job.servers import Server
 from slipstream.plan import Layout, Machine, Plan, make_plan, this_machine
 from slipstream.plan.cost import THIS_MACHINE
 from slipstream.plan.here import Here
@@ -243,7 +244,7 @@ def plan_here(job: Job, workers: int | None, before: Plan | None) -> Plan:
         predicted = here.predict(wanted, plan.layout, plan.precision)
     except ValueError as error:
         raise LateRefusal(job, str(error)) from error
-    if predicted is None:
+    if predicted is None or isinstance(job.exchange, Server):  # of servers' speed nothing is known
         return plan
     expected = Predicted(step_seconds=predicted.step, memory=int(float(predicted.memory.total)))
     return plan.model_copy(update={"predicted": expected})

@@ -1,6 +1,7 @@
 """What a person sees of a run: the plan, a live bar, and what came of it."""
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ class Screen:
                 self._begin(event)
             elif event["event"] == "warning":
                 self.say(f"warning: {event['text']}")
+            elif event["event"] == "restart":
+                back = f"; servers go on from step {event['step']}" if "step" in event else ""
+                self.say(f"warning: rank {event['rank']} was killed, and is started again{back}")
         for line in self._metrics.new_lines():
             self._advance(line)
 
@@ -57,6 +61,8 @@ class Screen:
             self._bar = None
 
     def _begin(self, build: dict[str, Any]) -> None:
+        if self._bar is not None:  # servers were started again
+            return
         self.say(f"{build['parameters']:,} parameters, {build['steps']:,} steps, {build['samples']:,} samples")
         columns = (
             BarColumn(bar_width=None),
@@ -106,12 +112,17 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = path.stat().st_size if path.exists() else 0
+        self._file: int | None = None
 
     def new_lines(self) -> list[dict[str, Any]]:
         """What was written since the last call, in whole lines."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if self._file not in (None, found.st_ino):  # steps were taken back: what is left is known
+                self._offset = found.st_size
+            self._file = found.st_ino
             file.seek(self._offset)
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]

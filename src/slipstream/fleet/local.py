@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,11 +14,16 @@ from pathlib import Path
 from slipstream.fleet.failure import Failure, first_cause, killed, read_failure
 from slipstream.fleet.scratch import Scratch
 from slipstream.job import Job
+from slipstream.job.servers import servers_of
 from slipstream.plan import Plan
-from slipstream.runs import RunFolder, create_pulse, read_pulse
+from slipstream.runs import Pulse, RunFolder, create_pulse, read_pulse, truncate_metrics
 from slipstream.runs.cache import bytecode_environment, compiler_environment
+from slipstream.runs.checkpoints import find_checkpoint, read_progress
+from slipstream.train.server.addresses import on_this_machine
 
 _TICK = 0.05
+_MOST_RESTARTS = 10
+"""Of one rank, where those that were killed are started again."""
 _GRACE = 2.0
 """Seconds the other workers have to end by themselves after one has failed."""
 KEEP_MEMORY = {
@@ -53,20 +59,28 @@ class LocalFleet:
     def __init__(self, run: RunFolder, job: Job, plan: Plan, home: str, scratch: Scratch) -> None:
         self._home, self._scratch = home, scratch
         self._run, self._job, self._plan, self._workers = run, job, plan, plan.layout.workers
+        self._servers = range(self._workers, self._workers + servers_of(job))
+        """The ranks that are servers."""
+        self._meeting = on_this_machine(len(self._servers)) if self._servers else {}
         self._hosts: dict[int, subprocess.Popen[bytes]] = {}
         """The process that each rank is, or is forked from; the leader of its process group."""
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._pass_on: list[int] = []
+        self._again: Counter[int] = Counter()
+        """How often each rank was started again."""
         self._asked = False
 
     def run_to_end(self, lock: int, restore: Path | None, tick: Callable[[], None]) -> None:
         """Start the workers and watch them; `tick` is called many times a second. Raises WorkersFailed."""
-        create_pulse(self._scratch.pulse, self._workers)
+        create_pulse(self._scratch.pulse, self._workers + len(self._servers))
         alive, held = os.pipe()  # the workers hold one end: when all of them are gone, the other end says so
+        self._pass_on = [lock, held]
         try:
-            for ranks in _hosted_together(self._workers):
-                self._hosts |= dict.fromkeys(ranks, self._start(ranks, [lock, held], restore))
-            os.close(held)
+            for ranks in _hosted_together(self._workers, self._servers):
+                self._start(ranks, restore)
             self._watch(tick)
         finally:
+            os.close(held)
             self._end_all(alive)
 
     def interrupt(self) -> None:
@@ -74,19 +88,21 @@ class LocalFleet:
         self._asked = True
         self._signal_all(signal.SIGTERM)
 
-    def _start(self, ranks: range, pass_on: list[int], restore: Path | None) -> subprocess.Popen[bytes]:
+    def _start(self, ranks: range, restore: Path | None) -> None:
         where = [str(self._run.path), ",".join(map(str, ranks)), str(self._workers), str(self._scratch.path)]
         words = [*where, str(restore)] if restore else where
         with (self._run.logs / f"rank-{ranks[0]}.log").open("ab") as log:
-            return subprocess.Popen(
+            host = subprocess.Popen(
                 [sys.executable, "-m", "slipstream.fleet.worker", *words],
                 stdin=subprocess.PIPE,  # its end tells the workers that the launcher is gone
                 stdout=log,
                 stderr=log,
-                pass_fds=pass_on,
+                pass_fds=self._pass_on,
                 start_new_session=True,  # so that Ctrl-C reaches the launcher alone, which asks for a checkpoint
                 env=self._environment(),
             )
+        self._started.append(host)
+        self._hosts |= dict.fromkeys(ranks, host)
 
     def _codes(self) -> list[int | None]:
         """How each worker ended; None while it runs."""
@@ -94,7 +110,7 @@ class LocalFleet:
         return [host.poll() if code is None else code for code, host in zip(left, self._hosts.values(), strict=True)]
 
     def _signal_all(self, number: signal.Signals) -> None:
-        for host in set(self._hosts.values()):
+        for host in self._started:
             with suppress(ProcessLookupError):
                 os.killpg(host.pid, number)
 
@@ -105,6 +121,7 @@ class LocalFleet:
             "TOKENIZERS_PARALLELISM": "false",
             **compiler_environment(),
             **(KEEP_MEMORY if self._plan.device == "cpu" else WHOLE_MEMORY),
+            **self._meeting,
             **os.environ,
             **bytecode_environment(),
             **self._algorithm(),
@@ -120,14 +137,50 @@ class LocalFleet:
             codes = self._codes()
             if self._asked and -signal.SIGTERM in codes:
                 raise KeyboardInterrupt  # asked so early that a worker could not listen yet
-            if any(codes):
-                raise WorkersFailed(self._gather_failures(), self._run, {})
-            if all(code == 0 for code in codes):
+            if all(code == 0 for code in (codes[self._workers :] or codes)):  # servers end when the run does
                 return
+            if any(codes) and not self._start_again(codes):
+                raise WorkersFailed(self._gather_failures(), self._run, {})
             if hanging := self._find_hanging(codes):
                 raise WorkersFailed(hanging, self._run, self._collect_stacks())
             tick()
             time.sleep(_TICK)
+
+    def _start_again(self, codes: list[int | None]) -> bool:
+        """With servers those that were killed come back: a worker as it is, servers all together from the last
+        checkpoint. What failed by itself would do so again."""
+        gone = [rank for rank, code in enumerate(codes) if code]
+        killed_ones = [rank for rank in gone if not read_failure(self._scratch, rank)]
+        self._again.update(killed_ones)
+        if not self._servers or not killed_ones or max(self._again[rank] for rank in gone) > _MOST_RESTARTS:
+            return False
+        for rank in killed_ones:
+            if rank not in self._servers:
+                self._run.event("restart", rank=rank)
+                self._replace(range(rank, rank + 1), None)
+        if any(rank in self._servers for rank in killed_ones):
+            checkpoint = find_checkpoint(self._run.checkpoints, lambda text: self._run.event("warning", text=text))
+            step = read_progress(checkpoint).step if checkpoint else 0
+            self._end_hosts(self._servers)
+            truncate_metrics(self._run.metrics, step)
+            self._run.event("restart", rank=self._servers[0], servers=len(self._servers), step=step)
+            self._replace(self._servers, checkpoint)
+        return True
+
+    def _replace(self, ranks: range, restore: Path | None) -> None:
+        for rank in ranks:
+            self._scratch.forget(rank)
+            Pulse(self._scratch.pulse, rank).beat("start")
+        for together in _hosted_together(0, ranks):
+            self._start(together, restore)
+
+    def _end_hosts(self, ranks: range) -> None:
+        """End the processes of these ranks, which no other ranks have."""
+        for host in {self._hosts[rank] for rank in ranks}:
+            with suppress(ProcessLookupError):
+                os.killpg(host.pid, signal.SIGKILL)
+            host.wait()
+        self._scratch.forget_meeting()
 
     def _gather_failures(self) -> Failure:
         """Give every worker a moment to say what it knows, then name the first cause."""
@@ -166,12 +219,14 @@ class LocalFleet:
         self._signal_all(signal.SIGKILL)
         select.select([alive], [], [], _GRACE)
         os.close(alive)
-        for host in set(self._hosts.values()):
+        for host in self._started:
             host.wait()
             if host.stdin:
                 host.stdin.close()
 
 
-def _hosted_together(workers: int) -> list[range]:
-    """The ranks of each process to start. On Linux one process forks into all; elsewhere forking is not safe."""
-    return [range(workers)] if sys.platform == "linux" else [range(rank, rank + 1) for rank in range(workers)]
+def _hosted_together(workers: int, servers: range) -> list[range]:
+    """The ranks of each process to start. On Linux one process forks into all workers, another into all servers;
+    elsewhere forking is not safe."""
+    together = [ranks for ranks in (range(workers), servers) if ranks]
+    return together if sys.platform == "linux" else [range(rank, rank + 1) for ranks in together for rank in ranks]

@@ -47,6 +47,15 @@ class Scratch:
     def _exit_code(self, rank: int) -> Path:
         return self.path / f"exit-{rank}"
 
+    def forget(self, rank: int) -> None:
+        """What an ended worker has left, so that another can take its place."""
+        self.failure(rank).unlink(missing_ok=True)
+        self._exit_code(rank).unlink(missing_ok=True)
+
+    def forget_meeting(self) -> None:
+        """So that others can meet."""
+        (self.path / "rendezvous").unlink(missing_ok=True)
+
     def remove(self) -> None:
         """Remove it, as far as it is still there."""
         shutil.rmtree(self.path, ignore_errors=True)

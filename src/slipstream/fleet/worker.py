@@ -1,7 +1,7 @@
 """The workers of a launch: `python -m slipstream.fleet.worker RUN RANKS SIZE SCRATCH [CHECKPOINT]`.
 
 One process imports torch, which takes seconds and much memory, and then forks into the ranks it was given: they share
-both. A process with one rank is that rank.
+both. A process with one rank is that rank. Where the exchange has servers, they are the ranks from SIZE on.
 """
 
 import faulthandler
@@ -18,10 +18,11 @@ import yaml
 from slipstream.fleet.failure import write_failure
 from slipstream.fleet.scratch import Scratch
 from slipstream.job import Job, load_job
+from slipstream.job.servers import servers_of
 from slipstream.plan import Plan
 from slipstream.runs import Pulse, RunFolder, read_lines
 from slipstream.runs.checkpoints import find_checkpoint
-from slipstream.runs.result import Result, mean_traffic, part_waiting, steady_step, write_result
+from slipstream.runs.result import Result, count_staleness, mean_traffic, part_waiting, steady_step, write_result
 
 if TYPE_CHECKING:
     from torch import nn
@@ -105,7 +106,7 @@ def run_rank(run: RunFolder, seat: "Seat", restore: Path | None, pulse: Pulse) -
         wake_compiler()
     from slipstream.train.control import Control
     from slipstream.train.loop import train
-    from slipstream.train.world import World
+    from slipstream.train.world import Seat, World
 
     torch.set_num_threads(plan.threads)
     control = Control(job, run.seconds_spent())
@@ -113,7 +114,13 @@ def run_rank(run: RunFolder, seat: "Seat", restore: Path | None, pulse: Pulse) -
         signal.signal(signal.SIGTERM, lambda *_: control.interrupt())
     if _asked_to_stop.is_set():
         control.interrupt()
-    world = World.join(seat, plan.device)
+    servers = servers_of(job)
+    if servers and seat.rank < seat.size:
+        _work(job, plan, seat.rank, pulse)
+        return
+    if servers:  # they are a world of their own
+        seat = Seat(seat.rank - seat.size, servers, seat.rendezvous)
+    world = World.join(seat, "cpu" if servers else plan.device)
     try:
         trained = train(job, plan, run, world, pulse, control, restore)
         if world.rank == 0:
@@ -123,9 +130,18 @@ def run_rank(run: RunFolder, seat: "Seat", restore: Path | None, pulse: Pulse) -
         world.leave()
 
 
+def _work(job: Job, plan: Plan, rank: int, pulse: Pulse) -> None:
+    """A worker of servers, which tell it when to stop."""
+    from slipstream.train.server.work import work
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    work(job, plan, rank, pulse)
+
+
 def _finish(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> None:
     sample = export = None
-    if trained.stopped is None and plan.layout.workers != plan.layout.replicate:
+    if trained.stopped is None and (servers_of(job) or plan.layout.workers != plan.layout.replicate):
         trained = replace(trained, model=_whole_model(run, job, plan, trained))
     if trained.stopped is None:
         sample, export = _write_sample(job, trained), _write_export(run, job, trained)
@@ -157,6 +173,7 @@ def _finish(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> None:
             predicted_memory=plan.predicted.memory if plan.predicted else None,
             data_wait=round(part_waiting(lines), 4),
             **mean_traffic(lines),
+            staleness=count_staleness(lines),
         ),
     )
 

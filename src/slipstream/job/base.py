@@ -6,9 +6,9 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Discriminator, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 
@@ -41,28 +41,41 @@ class Section(BaseModel):
         return written
 
 
+class Named(Section):
+    """A section that may be written as the name alone, which is the value of the key that chooses it."""
+
+    key: ClassVar[str] = "name"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {cls.key: value} if isinstance(value, str) else value
+
+
 def choice(
     key: str,
     *,
     special: tuple[str, ...] = (),
     implied: Mapping[str, str] | None = None,
     shorthand: bool = False,
+    default: str | None = None,
 ) -> Discriminator:
     """Choose a section by the value of `key`, or by the presence of one of the `special` keys, or of one that only one
     section has and so implies it.
 
-    With `shorthand` a plain string stands for a section with only that choice in it.
+    With `shorthand` a plain string stands for a section with only that choice in it; `default` is chosen where nothing
+    says otherwise.
     """
-    return Discriminator(_chooser(key, special, implied or {}, shorthand))
+    return Discriminator(_chooser(key, special, implied or {}, shorthand, default))
 
 
 def _chooser(
-    key: str, special: tuple[str, ...], implied: Mapping[str, str], shorthand: bool
+    key: str, special: tuple[str, ...], implied: Mapping[str, str], shorthand: bool, default: str | None
 ) -> Callable[[Any], str | None]:
     def choose(value: Any) -> str | None:
         if isinstance(value, dict):
             found = next((name for name in special if name in value), None)
-            meant = next((section for name, section in implied.items() if name in value), None)
+            meant = next((section for name, section in implied.items() if name in value), default)
             return found or value.get(key, meant)
         if isinstance(value, BaseModel):
             tag = getattr(value, key, None)

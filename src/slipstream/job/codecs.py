@@ -5,22 +5,17 @@ al. 2019, arXiv 1901.09847), so that nothing is lost, only late. What is late do
 gradients change fast: hence `warmup` (as in Tang et al. 2021, arXiv 2102.02888).
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, Tag
 
-from slipstream.job.base import Section, Shorthand, choice
+from slipstream.job.base import Named, Shorthand, choice
 from slipstream.job.units import Count, Fraction, SampleSpanOrZero, Span
 
 
-class _Codec(Section):
+class _Codec(Named):
     warmup: SampleSpanOrZero = Span(0.0, "run")
     """Until then gradients travel as they are: over the first part of the run (`10%`) or this many samples."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
 
 class Fp16(_Codec):
@@ -61,6 +56,8 @@ class OneBit(_Codec):
     """The codec's name."""
     block: Count = 64
     """Numbers that share a scale."""
+    warmup: SampleSpanOrZero = Span(0.2, "run")
+    """Until then gradients travel as they are: over the first part of the run or this many samples."""
     feedback: bool = True
     """Whether a worker keeps what a code leaves out, for the next step."""
 
@@ -71,8 +68,10 @@ class TopK(_Codec):
 
     name: Literal["topk"]
     """The codec's name."""
-    part: Fraction = Field(default=0.1, ge=0.004, lt=0.33)
+    part: Fraction = Field(default=0.25, ge=0.004, lt=0.33)
     """Part of the numbers that is sent, from one in 256 to a third, where int8 would send as little."""
+    warmup: SampleSpanOrZero = Span(0.2, "run")
+    """Until then gradients travel as they are: over the first part of the run or this many samples."""
     feedback: bool = True
     """Whether a worker keeps what a code leaves out, for the next step."""
 
@@ -83,8 +82,10 @@ class RandomK(_Codec):
 
     name: Literal["randomk"]
     """The codec's name."""
-    part: Fraction = Field(default=0.1, gt=0, le=0.5)
+    part: Fraction = Field(default=0.5, gt=0, le=0.5)
     """Part of the numbers that is sent, rounded to one in a whole number."""
+    warmup: SampleSpanOrZero = Span(0.3, "run")
+    """Until then gradients travel as they are: over the first part of the run or this many samples."""
     feedback: bool = True
     """Whether a worker keeps what a code leaves out, for the next step; otherwise what is sent is multiplied by 1/part,
     so that the mean is right."""
@@ -95,10 +96,12 @@ class PowerSgd(_Codec):
 
     name: Literal["powersgd"]
     """The codec's name."""
-    rank: Count = 4
+    rank: Count = 8
     """Columns of the thin matrices."""
     warm: bool = True
     """Whether a step begins with the directions that the last one found; otherwise with random ones."""
+    warmup: SampleSpanOrZero = Span(0.3, "run")
+    """Until then gradients travel as they are: over the first part of the run or this many samples."""
     feedback: bool = True
     """Whether a worker keeps what a code leaves out, for the next step."""
 

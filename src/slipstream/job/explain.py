@@ -21,6 +21,7 @@ _CHOSEN_BY = {
     "task": "kind",
     "schedule": "decay",
     "codec": "name",
+    "exchange": "kind",
 }
 _CHOOSERS = {
     "model": "needs kind: decoder, resnet, mlp or linear; or import: package.module:name; or huggingface: folder",
@@ -28,6 +29,7 @@ _CHOOSERS = {
     "optimizer": "needs name: sgd, momentum, nesterov, adam, adamw, lars or lamb",
     "task": "needs kind: next-token, masked-token, classification or regression",
     "schedule": "needs decay: constant, linear, cosine, step or warmup-stable-decay",
+    "exchange": "may have kind: allreduce, local or server",
     "codec": "needs name: fp16, bf16, int8, onebit, topk, randomk or powersgd",
 }
 _TEXTS = {

@@ -7,8 +7,9 @@ from pydantic import Field, field_validator, model_validator
 
 from slipstream.job.base import Section, refuse
 from slipstream.job.data import Data, DigitsData, MnistData, PreparedData, SyntheticData, TextData, of_tokens, reset_of
-from slipstream.job.exchange import AllReduce, Exchange
+from slipstream.job.exchange import AllReduce, Exchange, is_balanced
 from slipstream.job.models import DecoderModel, HuggingFaceModel, ImportModel, Model, ResnetModel
+from slipstream.job.servers import Server
 from slipstream.job.train import SHORT, Classification, Evaluate, MaskedToken, NextToken, Regression, Sgd, Task, Train
 from slipstream.job.units import Count, Duration, Interval, Money, Number, Seed, Span
 
@@ -17,6 +18,27 @@ OFFLOAD_ON_CPU = "layout.offload has no effect on a CPU: the optimiser's state i
 FEEDBACK_IN_FP16 = (
     "exchange.codec keeps what it leaves out of gradients for later steps, and in train.precision fp16 their scale "
     "changes from step to step; use bf16 or fp32, or a codec with feedback: false"
+)
+
+FP16_ON_SERVERS = (
+    "train.precision fp16 does not go with exchange.kind server: workers would have to agree on the scale of their "
+    "losses; use bf16 or fp32"
+)
+
+BATCH_NORM_BALANCED = (
+    "exchange.balance does not go with batch norm: who takes more samples takes them in several micro-batches, and the "
+    "statistics are those of the whole batch; set model.norm: group, or leave it out"
+)
+
+BATCH_NORM_ON_SERVERS = (
+    "exchange.kind server does not go with batch norm, whose statistics are those of the whole batch and no worker "
+    "has; set model.norm: group, or use exchange.kind allreduce"
+)
+
+
+LOCAL_IN_FP16 = (
+    "exchange.kind local does not go with train.precision fp16, where every worker would scale its loss by a factor of "
+    "its own; use bf16 or fp32"
 )
 
 
@@ -239,11 +261,29 @@ class Job(Section):
             problems.append("layout.offload has no effect with sgd, which keeps no state")
         if train.precision == "fp16" and self.exchange.codec and self.exchange.codec.feedback:
             problems.append(FEEDBACK_IN_FP16)
+        if train.precision == "fp16" and self.exchange.kind == "local":
+            problems.append(LOCAL_IN_FP16)
+        if is_balanced(self) and self._has_batch_norm:
+            problems.append(BATCH_NORM_BALANCED)
+        problems += self._server_problems()
         if self._has_batch_norm and self.layout.micro_batch:
             problems.append(
                 "layout.micro_batch would change the curve: batch norm takes its statistics over the whole batch; "
                 "remove it, or set model.norm: group"
             )
+        return problems
+
+    def _server_problems(self) -> list[str]:
+        """What servers cannot do."""
+        if not isinstance(self.exchange, Server):
+            return []
+        problems = []
+        if self._has_batch_norm:
+            problems.append(BATCH_NORM_ON_SERVERS)
+        if self.train.precision == "fp16":
+            problems.append(FP16_ON_SERVERS)
+        if self.layout.offload != "none":
+            problems.append("layout.offload has no effect with exchange.kind server: the optimiser is on the servers")
         return problems
 
     @property

@@ -4,17 +4,14 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, Tag, field_validator, model_validator
 
-from slipstream.job.base import Section, Shorthand, choice, refuse
+from slipstream.job.base import Named, Section, Shorthand, choice, refuse
 from slipstream.job.units import Count, Fraction, Number, SampleSpan, SampleSpanOrZero, Span, StepInterval
 
 # --- tasks -----------------------------------------------------------------------------------------------------------
 
 
-class _Task(Section):
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"kind": value} if isinstance(value, str) else value
+class _Task(Named):
+    key = "kind"
 
 
 class NextToken(_Task):
@@ -163,14 +160,11 @@ Optimizer = Annotated[
 # --- schedules: how the learning rate moves, counted in samples ------------------------------------------------------
 
 
-class _Schedule(Section):
+class _Schedule(Named):
+    key = "decay"
+
     warmup: SampleSpanOrZero = Span(0.0, "run")
     """The rate rises linearly from 0 over this part of the run (`2%`) or this many samples."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"decay": value} if isinstance(value, str) else value
 
 
 class Constant(_Schedule):

@@ -167,6 +167,7 @@ def _schema(kind: str, example: str) -> WithJsonSchema:
 
 Number = Annotated[float, BeforeValidator(parse_number), _schema("number", "3e-4")]
 Count = Annotated[int, BeforeValidator(parse_count), _schema("integer", "20M")]
+CountOrZero = Annotated[int, BeforeValidator(lambda value: parse_count(value, least=0)), _schema("integer", "20M")]
 Seed = Annotated[int, BeforeValidator(lambda value: parse_count(value, least=0)), WithJsonSchema({"type": "integer"})]
 Duration = Annotated[
     float,

@@ -5,18 +5,29 @@ from math import log2
 
 from slipstream.job import Job
 from slipstream.job.data import reset_of
+from slipstream.job.exchange import is_balanced
 from slipstream.job.models import DecoderModel, HuggingFaceModel, ImportModel
 from slipstream.plan.layout import SPOKEN, Layout
 
 
 def misfits(job: Job, layout: Layout) -> list[str]:
     """Why a job cannot run on a layout: one line for each reason, none if it can."""
-    return [*_model_misfits(job, layout), *_batch_misfits(job, layout), *codec_misfits(job, layout)]
+    return [*_model_misfits(job, layout), *_batch_misfits(job, layout), *exchange_misfits(job, layout)]
 
 
-def codec_misfits(job: Job, layout: Layout) -> Iterator[str]:
-    """Why gradients cannot go through the job's codec."""
-    if job.exchange.codec and layout.shard > 1 and layout.sharded != "optimizer":
+def exchange_misfits(job: Job, layout: Layout) -> Iterator[str]:
+    """Why workers cannot agree in the way of the job."""
+    if job.exchange.kind in ("local", "server") and layout.replicate != layout.workers:
+        yield (
+            f"exchange.kind {job.exchange.kind} is for workers that hold the whole model each, and the layout is "
+            f"{layout}; use layout.replicate alone, or exchange.kind allreduce"
+        )
+    elif is_balanced(job) and layout.replicate != layout.workers:
+        yield (
+            f"exchange.balance is for workers that hold the whole model each, and the layout is {layout}; use "
+            "layout.replicate alone, or leave it out"
+        )
+    elif job.exchange.codec and layout.shard > 1 and layout.sharded != "optimizer":
         yield (
             f"exchange.codec {job.exchange.codec.name} does not go with layout.shard: FSDP2 sums the gradients of "
             "weights that are shared out by itself, as they are; use layout.replicate, set layout.sharded: optimizer, "

@@ -5,9 +5,10 @@ from typing import Literal
 
 from slipstream.job import Job
 from slipstream.job.base import Section, refuse
-from slipstream.job.job import FEEDBACK_IN_FP16, OFFLOAD_ON_CPU
+from slipstream.job.job import FEEDBACK_IN_FP16, FP16_ON_SERVERS, LOCAL_IN_FP16, OFFLOAD_ON_CPU
 from slipstream.job.models import DecoderModel, ResnetModel
-from slipstream.plan.fit import codec_misfits, misfits, nearest_layouts
+from slipstream.job.servers import Server
+from slipstream.plan.fit import exchange_misfits, misfits, nearest_layouts
 from slipstream.plan.layout import Layout
 from slipstream.plan.machine import ANY_MACHINE, Machine
 
@@ -63,7 +64,7 @@ def make_plan(job: Job, machine: Machine, workers: int | None = None, layout: La
     device = _device(job, machine)
     there = machine.room(device)
     layout = layout or _choose_layout(job, there, workers)
-    refuse(list(codec_misfits(job, layout)))
+    refuse(list(exchange_misfits(job, layout)))
     if device == "cuda" and layout.workers > there:
         raise ValueError(f"{layout.workers} workers need as many GPUs, and there are {there}; use --workers {there}")
     if device == "cpu" and layout.offload != "none" and machine != ANY_MACHINE:
@@ -74,6 +75,10 @@ def make_plan(job: Job, machine: Machine, workers: int | None = None, layout: La
     precision = _precision(job, device, machine)
     if precision == "fp16" and job.exchange.codec and job.exchange.codec.feedback:
         raise ValueError(FEEDBACK_IN_FP16)
+    if precision == "fp16" and job.exchange.kind == "local" and layout.workers > 1:
+        raise ValueError(LOCAL_IN_FP16)
+    if precision == "fp16" and isinstance(job.exchange, Server):
+        raise ValueError(FP16_ON_SERVERS)
     return Plan(
         machine=str(machine),
         device=device,

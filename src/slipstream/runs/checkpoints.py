@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from slipstream.runs.folder import write_text
@@ -29,6 +29,8 @@ class Progress:
     """Loss scale of fp16."""
     good_steps: int = 0
     """Steps since the scale last moved."""
+    late: list[int] = field(default_factory=list)
+    """Asynchronous: batches before the last that are in no update yet; a resume begins with them."""
 
 
 def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path | None:

@@ -1,6 +1,7 @@
 """The result of a run: what it came to."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -52,7 +53,9 @@ class Result:
     sent: int | None = None
     """Bytes of gradients that the first worker sent in a step, where there are others."""
     compression: float | None = None
-    """How many times more that would have been without a codec."""
+    """How many times more that would have been if gradients went as they are, in every step."""
+    staleness: dict[str, int] | None = None
+    """With asynchronous servers: how many updates came how many updates late."""
 
 
 def steady_step(seconds: Sequence[float]) -> float:
@@ -69,10 +72,16 @@ def part_waiting(lines: Sequence[dict[str, Any]]) -> float:
 def mean_traffic(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Bytes sent in a step and how many times more that would have been without a codec, where there are others."""
     sent = [line["sent"] for line in lines if "sent" in line]
-    if not sent:
+    if not any(sent):
         return {}
-    plain = sum(line["sent"] * line["compression"] for line in lines if "sent" in line)
+    plain = sum(line["sent"] * line["compression"] for line in lines if line.get("sent"))
     return {"sent": round(sum(sent) / len(sent)), "compression": round(plain / sum(sent), 3)}
+
+
+def count_staleness(lines: Sequence[dict[str, Any]]) -> dict[str, int] | None:
+    """A histogram of how late updates came, where that is known."""
+    counts = Counter(line["staleness"] for line in lines if "staleness" in line)
+    return {str(staleness): counts[staleness] for staleness in sorted(counts)} or None
 
 
 def write_result(run: RunFolder, result: Result) -> None:

@@ -12,7 +12,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from slipstream.runs.checkpoints import Progress, prune, seal
+from slipstream.train.exchange.local import Local
 from slipstream.train.mirror import Mirror
+from slipstream.train.own import OWN, load_own, written
 from slipstream.train.parallel.parts import Box
 from slipstream.train.parallel.split import SplitModel
 from slipstream.train.unsent import share_out_unsent, unsent_boxes
@@ -42,19 +44,26 @@ def load(path: Path, model: SplitModel, optimizer: Optimizer, at_home: torch.dev
     reader = dcp.FileSystemReader(path)
     saved = reader.read_metadata().state_dict_metadata
     state = _weights(model)
+    sizes = {key.removeprefix(OWN): tuple(saved[key].size)[key.startswith(OWN) :] for key in saved}
     for part in model.parts:
-        for key in (key for key in saved if key.startswith(f"optimizer/{part.name}/")):
+        for key in (key for key in sizes if key.startswith(f"optimizer/{part.name}/")):
             slot = key.rpartition("/")[2]
             # Also its count of steps: torch's fused optimisers want that beside the weight.
-            whole = tuple(saved[key].size) == part.shape and bool(part.shape)
-            size = part.weight.shape if whole else saved[key].size
+            whole = sizes[key] == part.shape and bool(part.shape)
+            size = part.weight.shape if whole else sizes[key]
             device = at_home if whole else part.weight.device
             pinned = whole and at_home != part.weight.device
-            tensor = torch.empty(size, dtype=saved[key].properties.dtype, device=device, pin_memory=pinned)
+            kind = saved[key if key in saved else OWN + key].properties.dtype
+            tensor = torch.empty(size, dtype=kind, device=device, pin_memory=pinned)
             optimizer.state[part.weight][slot] = tensor
             state[key] = Box.of(tensor, part.shape, part.offset) if whole else tensor
-    state |= {key: box for key, box in unsent_boxes(model).items() if key in saved and saved[key].size == box.size()}
-    dcp.load(state, storage_reader=reader, no_dist=alone)
+    shared = {key: value for key, value in state.items() if key in saved or OWN + key not in saved}
+    shared |= {key: box for key, box in unsent_boxes(model).items() if key in saved and saved[key].size == box.size()}
+    dcp.load(shared, storage_reader=reader, no_dist=alone)
+    if any(key.startswith(OWN) for key in saved):
+        load_own(path, state, model, saved)
+    elif isinstance(model.exchange, Local):
+        model.exchange.begin_anew()
     share_out_unsent(path, model, saved)
     model.share_parts()
 
@@ -82,7 +91,7 @@ def _state(model: SplitModel, optimizer: Optimizer) -> dict[str, Any]:
             if tensor is not None:
                 whole = tensor.shape == part.weight.shape and bool(part.shape)
                 state[f"optimizer/{part.name}/{slot}"] = Box.of(tensor, part.shape, part.offset) if whole else tensor
-    return state | unsent_boxes(model)
+    return written(state, model) | unsent_boxes(model)
 
 
 class Checkpointer:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slipstream.job import Job
-from slipstream.train.world import World
+from slipstream.train.world import Underway, World
 
 INTERRUPTED, DEADLINE, BUDGET, NO_DATA = "interrupted", "deadline", "budget", "no data"
 _REASONS = (INTERRUPTED, DEADLINE, BUDGET, NO_DATA)
@@ -28,6 +28,18 @@ class Agreed:
     """Whether the step does not count: a worker had no samples for it."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What workers say to each other in a step."""
+
+    answer: Tensor | Underway
+    """The sum of what all have said; on its way still, where it was not waited for."""
+    loss: Tensor
+    """What the update goes by: that of all workers, or this one's where it does not wait for the others."""
+    void: Tensor
+    """Not 0 where the step must not count, as far as that is known now."""
+
+
 class Control:
     """This worker's view of the limits."""
 
@@ -45,10 +57,10 @@ class Control:
         """A checkpoint was just taken."""
         self._saved = time.monotonic()
 
-    def ask(self, losses: Tensor, world: World, has_data: bool) -> Tensor:
+    def ask(self, losses: Tensor, world: World, has_data: bool, wait: bool = True) -> Asked:
         """Sum the loss over all workers, and with it every wish to stop or save, so that none acts alone.
 
-        The result is where the losses are, and its first number is the loss.
+        What comes back is where the losses are.
         """
         wishes = [self._interrupted, False, False, not has_data, False]
         if world.rank == 0:  # clocks differ; one decides
@@ -56,7 +68,11 @@ class Control:
             wishes[-1] = self._save_due()
         on_gpu = losses.is_cuda
         asked = torch.tensor(wishes, dtype=torch.float64, pin_memory=on_gpu).to(losses.device, non_blocking=True)
-        return world.sum(torch.cat((losses.double().sum().view(1), asked)))
+        said = torch.cat((losses.double().sum().view(1), asked))
+        if wait:
+            answer = world.sum(said)
+            return Asked(answer, answer[0], answer[VOID])
+        return Asked(world.start_sum(said.clone()), said[0], said[VOID])
 
     @staticmethod
     def agreed(answer: list[float]) -> Agreed:

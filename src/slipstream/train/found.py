@@ -1,15 +1,16 @@
 """What a step has found: the device knows it first, and nobody waits there while the next step could already run."""
 
-import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from slipstream.train.batches import Share
-from slipstream.train.control import Agreed, Control
+from slipstream.train.control import Agreed, Asked, Control
 from slipstream.train.exchange.base import Traffic
+from slipstream.train.moment import Moment
 from slipstream.train.update import Updated
+from slipstream.train.world import Underway
 
 
 @dataclass(frozen=True)
@@ -30,27 +31,6 @@ class Found:
     """What it has sent."""
 
 
-class Moment:
-    """A point in time on a device: when its queue comes to it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        if self._event:
-            self._event.record()
-        self._clock = time.perf_counter()
-
-    def wait(self) -> None:
-        """Return when it has come."""
-        if self._event:
-            self._event.synchronize()
-
-    def since(self, earlier: "Moment") -> float:
-        """Seconds between two that have come."""
-        if self._event:
-            return float(earlier._event.elapsed_time(self._event)) / 1e3  # type: ignore[union-attr]
-        return self._clock - earlier._clock
-
-
 class Launched:
     """A step that the device has been told to do, and may be doing still."""
 
@@ -59,13 +39,15 @@ class Launched:
         number: int,
         share: Share,
         began: Moment,
-        answer: Tensor,
+        asked: Asked,
         updated: Updated,
         losses: Tensor,
         traffic: Traffic | None,
     ) -> None:
         self._traffic = traffic
         self.number, self.share, self._began, self._lr = number, share, began, updated.lr
+        self._late = asked.answer if isinstance(asked.answer, Underway) else None
+        answer = losses.new_empty(0) if isinstance(asked.answer, Underway) else asked.answer
         norm = losses.new_empty(0) if updated.norm is None else updated.norm
         parts = [part.detach().double().flatten() for part in (answer, updated.skipped, norm, losses)]
         self._sizes, numbers = [len(part) for part in parts], torch.cat(parts)
@@ -73,15 +55,15 @@ class Launched:
         self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True) if on_gpu else numbers
         if on_gpu:
             self._numbers.copy_(numbers, non_blocking=True)
-        self._ended = Moment(numbers.device)
+        self.ended = Moment(numbers.device)
 
     def found(self) -> Found:
         """Wait until it is done, and read."""
-        self._ended.wait()
+        self.ended.wait()
         answer, skipped, norm, losses = (part.tolist() for part in torch.split(self._numbers, self._sizes))
-        seconds = self._ended.since(self._began)
+        seconds = self.ended.since(self._began)
         return Found(
-            Control.agreed(answer),
+            Control.agreed(self._late.wait() if self._late else answer),
             self._lr,
             norm[0] if norm else None,
             bool(skipped[0]),

@@ -38,8 +38,8 @@ class Mirror:
         if self._own_stream:
             self._own_stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._own_stream):
-                for key, memory in self._pinned.items():
-                    box = state[key]
+                for key in state.keys() & self._pinned.keys():  # some are not there each time
+                    box, memory = state[key], self._pinned[key]
                     assert isinstance(box, Box), "nothing else is pinned"
                     copies[key] = box.with_tensor(memory.copy_(box.tensor, non_blocking=True))
                 self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -19,8 +19,8 @@ _MOST_WARNINGS = 10
 class Recorder:
     """The first worker's pen; with the others it does not write."""
 
-    def __init__(self, run: RunFolder, facts: Facts, world: World) -> None:
-        self._run, self._facts = run, facts
+    def __init__(self, run: RunFolder, facts: Facts, world: World, balanced: bool) -> None:
+        self._run, self._facts, self._balanced = run, facts, balanced
         self._writes, self._device = world.rank == 0, world.device
         self._warnings = 0
 
@@ -48,9 +48,13 @@ class Recorder:
             "seconds": round(found.seconds, 6),
             "data_wait": round(share.waited, 6),
         }
+        if self._balanced:
+            line["share"] = share.own
         if found.traffic:
             line["sent"] = found.traffic.sent
-            line["compression"] = round(found.traffic.plain / found.traffic.sent, 3)
+            if found.traffic.sent:
+                line["compression"] = round(found.traffic.plain / found.traffic.sent, 3)
+            line |= found.traffic.figures
         if self._device.type == "cuda":
             line["memory"] = torch.cuda.max_memory_allocated(self._device)
         if found.norm is not None:

@@ -50,7 +50,7 @@ class Update:
     def apply(self, seen: int, batch: int, loss: Tensor, void: Tensor) -> Updated:
         """Update the weights from their gradients, and forget the gradients. `loss` is that of all workers; where
         `void` is not 0, the gradients mean nothing."""
-        lr = self.rate(seen, batch)
+        lr = self.rate(seen, batch) * self._model.slowing
         self._model.collect_gradients()
         self._unscale()
         self._regularise()

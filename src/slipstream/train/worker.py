@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from slipstream.job import Job
 from slipstream.job.data import reset_of
+from slipstream.job.exchange import is_balanced
+from slipstream.job.job import BATCH_NORM_BALANCED, BATCH_NORM_ON_SERVERS
+from slipstream.job.servers import Server
 from slipstream.plan import Plan
 from slipstream.runs import Pulse
 from slipstream.train import tasks
@@ -34,7 +37,12 @@ class Worker:
         self.job, self.plan, self.world, self._pulse, self._white = job, plan, world, pulse, white
         self._keys = own_dropout(plain, job.seed)
         self._owns_outputs = is_built_in(job.model)  # a user's model may keep its outputs for itself
-        if synchronise_batch_norm(plain) and job.layout.micro_batch:
+        normed = synchronise_batch_norm(plain, together=job.exchange.kind != "local")
+        if normed and isinstance(job.exchange, Server):
+            raise ValueError(BATCH_NORM_ON_SERVERS)
+        if normed and is_balanced(job):
+            raise ValueError(BATCH_NORM_BALANCED)
+        if normed and job.layout.micro_batch:
             raise ValueError(
                 "layout.micro_batch would change the curve: this model has batch norm, "
                 "which takes its statistics over the whole batch; remove the setting"

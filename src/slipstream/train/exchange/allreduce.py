@@ -6,6 +6,7 @@ its parameters, which is about the order in which backward completes them (Li et
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ class _Bucket:
 class AllReduce:
     """The exchange of several workers that hold the same parameters."""
 
+    behind = 0
+
     def __init__(
         self,
         sums: list[Sum],
@@ -56,7 +59,7 @@ class AllReduce:
             _Bucket(adder(self._lane, each.group, weights), weights, each.group.size())
             for each in sums
             if not each.last and each.group
-            for weights in _fill_buckets(each.parameters, bucket_bytes, is_coded)
+            for weights in fill_buckets(each.parameters, bucket_bytes, is_coded)
         ]
         self._coded = [bucket.adder for bucket in self._buckets if isinstance(bucket.adder, Coded)]
         self._last = [each for each in sums if each.last]
@@ -89,7 +92,7 @@ class AllReduce:
         for each in self._last:
             sum_now(each)
 
-    def settle(self, skipped: Tensor) -> None:
+    def settle(self, skipped: Tensor, step: int, last: bool) -> None:  # noqa: ARG002
         """Take over what the codes of this step have left out, unless it was skipped."""
         for adder in self._coded:
             adder.settle(skipped)
@@ -104,6 +107,10 @@ class AllReduce:
         sent = [b.adder.sent if isinstance(b.adder, Coded) else p for b, p in zip(self._buckets, plain, strict=True)]
         last = sum(ring_bytes(w, each.group.size()) for each in self._last if each.group for w in each.parameters)
         return Traffic(sum(sent) + last, sum(plain) + last)
+
+    def agreed(self) -> AbstractContextManager[None]:
+        """All have the same."""
+        return nullcontext()
 
     def _hook(self, bucket: _Bucket, index: int) -> Callable[[Tensor], None]:
         def complete(_weight: Tensor) -> None:
@@ -130,7 +137,7 @@ def sum_now(each: Sum) -> None:
         dist.all_reduce(gradient.to_local() if hasattr(gradient, "to_local") else gradient, group=each.group)
 
 
-def _fill_buckets(
+def fill_buckets(
     parameters: list[nn.Parameter], bucket_bytes: int, is_coded: Callable[[nn.Parameter], bool]
 ) -> list[list[nn.Parameter]]:
     """Coded gradients and others travel apart; buckets stand in the order in which backward fills them."""

@@ -1,7 +1,8 @@
 """How workers agree on an update: what the loop asks of every exchange."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch.distributed as dist
@@ -22,8 +23,8 @@ class Sum:
 class Kept:
     """What an exchange keeps of a parameter from step to step."""
 
-    slot: Literal["memory", "basis"]
-    """Of gradients, what has not been sent yet; or the directions of a codec."""
+    slot: Literal["memory", "change", "basis"]
+    """What has not been sent yet of gradients, or of changes of the weight; or the directions of a codec."""
     parameter: nn.Parameter
     tensor: Tensor
     worker: int
@@ -39,10 +40,17 @@ class Traffic:
     sent: int
     plain: int
     """What a ring would send of gradients as they are."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """What else is to be recorded of the step."""
 
 
 class Exchange(Protocol):
-    """Turns each worker's own gradients into the sums that the layout asks for."""
+    """Turns each worker's own gradients into the sums that the layout asks for; or lets each go on by itself for a
+    while."""
+
+    behind: int
+    """0 where all workers update alike, and must know of each other before they do. Otherwise each goes by itself, and
+    learns so many steps later what the others said."""
 
     def begin(self, position: int, total: int) -> None:
         """The last backward of this step comes next: gradients may travel as soon as they are complete. The step begins
@@ -53,8 +61,9 @@ class Exchange(Protocol):
         """Return when every parameter's gradient is summed; a parameter that no worker's loss touched may have none."""
         ...
 
-    def settle(self, skipped: Tensor) -> None:
-        """The update is done, or, where this is not 0, was skipped: then the step leaves no trace here either."""
+    def settle(self, skipped: Tensor, step: int, last: bool) -> None:
+        """The update is done, or, where `skipped` is not 0, was not: then the step leaves no trace here either. The
+        first step of a run is 1."""
         ...
 
     def kept(self) -> Iterable[Kept]:
@@ -63,4 +72,8 @@ class Exchange(Protocol):
 
     def traffic(self) -> Traffic | None:
         """What the last step has sent, where that is known."""
+        ...
+
+    def agreed(self) -> AbstractContextManager[None]:
+        """Around what is done with the weights that all workers agree on."""
         ...

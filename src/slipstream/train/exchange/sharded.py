@@ -1,5 +1,6 @@
 """The exchange of weights that are shared out: FSDP2 sums gradients where they are complete, and shares them out."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,6 +11,8 @@ from slipstream.train.exchange.base import Kept, Sum, Traffic
 
 class Sharded:
     """Only says when; the rest FSDP2 does by itself."""
+
+    behind = 0
 
     def __init__(self, modules: list[nn.Module], sums: list[Sum]) -> None:
         self._modules: list[Any] = modules
@@ -26,7 +29,7 @@ class Sharded:
             sum_now(each)
         self._sync(False)
 
-    def settle(self, skipped: Tensor) -> None:
+    def settle(self, skipped: Tensor, step: int, last: bool) -> None:
         """Nothing is kept."""
 
     def kept(self) -> list[Kept]:
@@ -36,6 +39,10 @@ class Sharded:
     def traffic(self) -> Traffic | None:
         """FSDP2 does not say."""
         return None
+
+    def agreed(self) -> AbstractContextManager[None]:
+        """All have the same."""
+        return nullcontext()
 
     def _sync(self, wanted: bool) -> None:
         for module in self._modules:

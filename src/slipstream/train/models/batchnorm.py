@@ -42,14 +42,17 @@ class GlobalBatchNorm(_BatchNorm):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
 
 
-def synchronise_batch_norm(model: nn.Module) -> int:
-    """Replace every `nn.BatchNorm1d`, 2d and 3d of a model; say how many. Names and tensors stay the same."""
+def synchronise_batch_norm(model: nn.Module, together: bool = True) -> int:
+    """Replace every `nn.BatchNorm1d`, 2d and 3d of a model; say how many there are. Names and tensors stay the same.
+    Where workers do not update together, each has the statistics of its own samples, as torch takes them."""
+    found = [(name, part) for name, part in model.named_modules(remove_duplicate=False) if type(part) in _REPLACED]
+    if not together:
+        return len(found)
     swapped: dict[nn.Module, GlobalBatchNorm] = {}
-    for name, part in list(model.named_modules(remove_duplicate=False)):
-        if type(part) in _REPLACED:
-            assert isinstance(part, _BatchNorm)
-            swapped[part] = swapped.get(part) or _swap(part)
-            model.set_submodule(name, swapped[part])
+    for name, part in found:
+        assert isinstance(part, _BatchNorm)
+        swapped[part] = swapped.get(part) or _swap(part)
+        model.set_submodule(name, swapped[part])
     return len(swapped)
 
 

@@ -110,6 +110,11 @@ class Box(Tensor):
         """Of the whole tensor."""
         return self._shape
 
+    @property
+    def offset(self) -> torch.Size:
+        """Where in it the piece begins."""
+        return self._offset
+
     def with_tensor(self, tensor: Tensor) -> "Box":
         """The same piece, held elsewhere."""
         return Box.of(tensor, self._shape, self._offset)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from slipstream.job import Job
@@ -16,6 +17,7 @@ from slipstream.plan.stages import balance
 from slipstream.train.compiled import await_compiler, compile_model
 from slipstream.train.exchange import Exchange, build_exchange
 from slipstream.train.exchange.base import Sum
+from slipstream.train.exchange.local import Local
 from slipstream.train.kernels.short import shorten_products
 from slipstream.train.models.decoder import Attention, Decoder
 from slipstream.train.models.dropout import SampleKeys
@@ -87,6 +89,21 @@ class SplitModel:
         }
         sharded = self.modules if self.sharded else []
         self.exchange: Exchange = build_exchange(job.exchange, sums, sharded, plan.network, job.seed)
+        if isinstance(self.exchange, Local):
+            self.exchange.carry(self.buffers())
+        self.slowing = 1.0
+        """What the learning rate of the next update is multiplied by: less for gradients that come late."""
+        self.late: list[int] = []
+        """Batches that later ones have overtaken."""
+
+    def keep_only(self, names: Iterable[str], group: dist.ProcessGroup | None) -> None:
+        """Forget all parameters but these: the others of a group hold them."""
+        mine = set(names)
+        for part in self.parts:
+            if part.name not in mine:
+                part.weight.data = part.weight.data.new_empty(0)
+        self.parts = [part for part in self.parts if part.name in mine]
+        self.norms = Norms([part for part in self.parts if part.weight.requires_grad], None, group)
 
     def summed(self) -> Iterator[Summed]:
         """The parameters that are here, and who has gradients of them."""
@@ -142,7 +159,7 @@ class SplitModel:
         """Around forwards that are not for training."""
         for module in self.modules:
             module.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self.exchange.agreed():
             yield
         for module in self.modules:
             module.train()

@@ -4,7 +4,7 @@ import torch.distributed as dist
 from torch import nn
 
 from slipstream.job.codecs import AnyCodec, PowerSgd
-from slipstream.job.exchange import AllReduce
+from slipstream.job.exchange import Summing
 from slipstream.plan import Network
 from slipstream.train.exchange.adding.backend import Backend
 from slipstream.train.exchange.adding.base import Adder, Pending
@@ -34,7 +34,7 @@ _SMALL = 1024
 
 
 def build_adder(
-    setting: AllReduce, network: Network | None, lane: Lane, group: dist.ProcessGroup, weights: list[nn.Parameter]
+    setting: Summing, network: Network | None, lane: Lane, group: dist.ProcessGroup, weights: list[nn.Parameter]
 ) -> Adder:
     """What adds up the gradients of these weights over a group."""
     if is_coded(setting, weights[0]):
@@ -44,7 +44,7 @@ def build_adder(
 
 
 def _build_plain(
-    setting: AllReduce, network: Network | None, group: dist.ProcessGroup, weights: list[nn.Parameter]
+    setting: Summing, network: Network | None, group: dist.ProcessGroup, weights: list[nn.Parameter]
 ) -> Adder:
     if weights[0].device.type != "cpu":  # NCCL is told by the fleet; a dry run adds up nothing
         return Backend(group)
@@ -62,7 +62,7 @@ def _build_coded(codec: AnyCodec, lane: Lane, group: dist.ProcessGroup, weights:
     return ADDED[codec.name](CODECS[codec.name](codec), lane, group, weights, codec)
 
 
-def is_coded(setting: AllReduce, weight: nn.Parameter) -> bool:
+def is_coded(setting: Summing, weight: nn.Parameter) -> bool:
     """Whether a weight's gradient goes through the codec."""
     if setting.codec is None or weight.dim() < 2 or weight.numel() < _SMALL:
         return False
