@@ -14,7 +14,7 @@ from PIL import Image
 
 from jobs import merge
 from program import slipstream, start, write_job
-from s3 import Server
+from s3 import Server, free_ports
 from slipstream.data import open_dataset
 from slipstream.data.destinations import InStorage
 from slipstream.data.held import HeldShards, remote_manifest
@@ -23,7 +23,7 @@ from slipstream.data.manifest import TOKENIZER, read_manifest
 from slipstream.data.page_cache import PageCache
 from slipstream.data.pages import DamagedShard
 from slipstream.data.shards import Shards
-from slipstream.data.storage import Storage
+from slipstream.data.storage import Storage, StorageGone
 from slipstream.data.writing import ShardWriter
 from slipstream.job import Job
 from slipstream.plan import make_plan
@@ -230,6 +230,20 @@ def test_a_run_learns_the_same_from_afar(address: str, local: Path, tmp_path: Pa
 def test_what_is_not_there_is_said(server: Server, tmp_path: Path) -> None:  # noqa: ARG001
     done = slipstream("train", write_job(tmp_path, remote_job("s3://data/nothing")), cwd=tmp_path)
     assert done.returncode == 2 and "s3://data/nothing/manifest.json is missing" in done.stderr
+
+
+def test_who_says_not_who_they_are_is_told_what_to_set(
+    server: Server,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the environment says nothing, the cloud's machine is asked: here nobody answers in its place."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{free_ports(1)[0]}")
+    with pytest.raises(StorageGone, match="who you are: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        Storage("s3://data/fine", patience=0.5).find("manifest.json")
+    with pytest.raises(ValueError, match=r"az://data: .*Account.*: set AZURE_STORAGE_ACCOUNT_NAME"):
+        Storage("az://data")
 
 
 @pytest.fixture(scope="module")

@@ -42,3 +42,9 @@ def need_extra(module: str, package: str, extra: str, user: str) -> None:
     """An optional package must be there; looked up without importing it, which can take seconds."""
     if importlib.util.find_spec(module) is None:
         raise ValueError(f'{user} needs {package}: pip install "slipstream[{extra}]"')
+
+
+def first_line(error: Exception, text: str | None = None) -> str:
+    """Of what a library says, which may be followed by its inner life."""
+    lines = (line.strip() for line in (text or str(error)).splitlines())
+    return next(filter(None, lines), type(error).__name__)

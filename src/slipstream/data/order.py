@@ -62,7 +62,7 @@ WINDOW = 8
 
 
 _CHUNK = 4096
-"""Positions that are computed at once: a hundred at a time would take nearly as long."""
+"""Positions that are computed at once, at most: a hundred at a time would take nearly as long."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,11 @@ class Order:
 
     def indices(self, start: int, count: int) -> np.ndarray:
         """Dataset numbers of the training samples at positions start … start + count - 1 of the run."""
-        first, last = start // _CHUNK, (start + count - 1) // _CHUNK
-        found = [_chunk(self, number) for number in range(first, last + 1)]
+        size = min(_CHUNK, 16 * self.training)  # of a few samples, thousands would be as many epochs
+        first, last = start // size, (start + count - 1) // size
+        found = [_chunk(self, number, size) for number in range(first, last + 1)]
         whole = found[0] if len(found) == 1 else np.concatenate(found) if found else np.empty(0, np.int64)
-        return whole[start - first * _CHUNK : start - first * _CHUNK + count]
+        return whole[start - first * size : start - first * size + count]
 
     def at(self, positions: np.ndarray) -> np.ndarray:
         """Dataset numbers of the training samples at these positions of the run."""
@@ -169,7 +170,7 @@ def _gaps(order: Order) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(maxsize=8)
-def _chunk(order: Order, number: int) -> np.ndarray:
-    found = order.at(np.arange(number * _CHUNK, (number + 1) * _CHUNK))
+def _chunk(order: Order, number: int, size: int) -> np.ndarray:
+    found = order.at(np.arange(number * size, (number + 1) * size))
     found.flags.writeable = False  # many callers share it
     return found

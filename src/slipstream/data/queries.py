@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
-from slipstream.data.checks import existing_file, nearest, need_extra
+from slipstream.data.checks import existing_file, first_line, nearest, need_extra
 from slipstream.data.documents import Piece, cut
 from slipstream.data.storage import is_remote
 from slipstream.job.data import TextData
@@ -288,13 +288,13 @@ def _plain_errors(query: Query) -> Iterator[None]:
     except QueryError:
         raise
     except Exception as error:  # every driver has its own
-        raise QueryError(_without_secrets(f"{query.source}: {_first_line(error)}", query.address)) from None
+        raise QueryError(_without_secrets(f"{query.source}: {_in_a_line(error)}", query.address)) from None
 
 
-def _first_line(error: Exception) -> str:
+def _in_a_line(error: Exception) -> str:
     text = str(getattr(error, "orig", None) or error)  # SQLAlchemy's adds the query and a link to what the driver said
     text = re.sub(r"^[A-Z_]+: (\[\w+\] )?", "", text)  # ADBC's kind of error, and the driver
-    line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    line = first_line(error, text)
     if "password" in line and "libpq" in str(error):
         return f"{line}; it is taken from the address, PGPASSWORD or ~/.pgpass"
     return line

@@ -4,7 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from slipstream.data.checks import need_extra
+from slipstream.data.checks import first_line, need_extra
 
 SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
 PATIENCE = 60.0
@@ -41,7 +41,10 @@ class Storage:
             "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": _SLOWEST, "base": 2},
         }
         options: dict[str, Any] = {"allow_http": True, "connect_timeout": "5s", "timeout": "30s"}
-        self._store: Any = from_url(self.address, client_options=options, retry_config=retry)  # type: ignore[call-overload]
+        try:
+            self._store: Any = from_url(self.address, client_options=options, retry_config=retry)  # type: ignore[call-overload]
+        except Exception as error:  # obstore's own, of which there are many
+            raise ValueError(f"{self.address}: {_said(error, self.address)}") from None
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> memoryview:
         """A file, or the part of it from `start` to `end`."""
@@ -53,8 +56,8 @@ class Storage:
             return memoryview(obstore.get_range(self._store, name, start=start, end=end))
         except FileNotFoundError:
             raise StorageLacks(f"{self.address}/{name} is missing") from None
-        except Exception as error:  # obstore's own, of which there are many
-            raise StorageGone(f"{self.address}/{name} cannot be read: {_first_line(error)}") from None
+        except Exception as error:
+            raise self._gone(f"/{name} cannot be read", error) from None
 
     def find(self, name: str) -> tuple[str, int, str] | None:
         """Name, size and stamp of a file, if it is there."""
@@ -65,7 +68,7 @@ class Storage:
         except FileNotFoundError:
             return None
         except Exception as error:
-            raise StorageGone(f"{self.address}/{name} cannot be read: {_first_line(error)}") from None
+            raise self._gone(f"/{name} cannot be read", error) from None
 
     def listed(self) -> list[tuple[str, int, str]]:
         """Name, size and stamp of all files here and below, sorted."""
@@ -74,7 +77,7 @@ class Storage:
         try:
             return sorted(_described(file) for some in obstore.list(self._store) for file in some)
         except Exception as error:
-            raise StorageGone(f"{self.address} cannot be listed: {_first_line(error)}") from None
+            raise self._gone(" cannot be listed", error) from None
 
     def write(self, name: str, data: bytes | Path) -> None:
         """A whole file, from memory or from this machine's disk: it appears when all of it is there."""
@@ -83,12 +86,27 @@ class Storage:
         try:
             obstore.put(self._store, name, data)
         except Exception as error:
-            raise StorageGone(f"{self.address}/{name} cannot be written: {_first_line(error)}") from None
+            raise self._gone(f"/{name} cannot be written", error) from None
+
+    def _gone(self, what: str, error: Exception) -> StorageGone:
+        return StorageGone(f"{self.address}{what}: {_said(error, self.address)}")
+
+
+_NOBODY = ("/latest/api/token", "/latest/meta-data", "metadata.google.internal", "token request", "Account must be")
+"""Told nothing by the environment, obstore asks the machine who it is, as if it were the cloud's."""
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for what is public",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+
+def _said(error: Exception, address: str) -> str:
+    """What went wrong, and what to do where it is that nobody said who asks."""
+    needed = _CREDENTIALS.get(address.partition(":")[0])
+    nobody = needed and any(mark in str(error) for mark in _NOBODY)
+    return first_line(error) + (f"; the environment does not say who you are: set {needed}" if nobody else "")
 
 
 def _described(file: Any) -> tuple[str, int, str]:
     return file["path"], file["size"], file["e_tag"] or str(file["last_modified"])
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
