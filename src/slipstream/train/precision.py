@@ -34,7 +34,8 @@ def set_arithmetic(job: Job, plan: Plan) -> None:
     if job.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else its sums depend on what memory is free
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # for finding bugs
-    torch.use_deterministic_algorithms(job.train.deterministic)
+    if job.train.deterministic != torch.are_deterministic_algorithms_enabled():  # it imports the compiler: a second
+        torch.use_deterministic_algorithms(job.train.deterministic)
     torch.set_float32_matmul_precision("high" if plan.precision == "tf32" or plan.precision in _LOW else "highest")
     torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
 
