@@ -16,11 +16,12 @@ from slipstream.job.servers import Server
 from slipstream.plan import Plan
 from slipstream.runs import Pulse, RunFolder
 from slipstream.runs.checkpoints import Progress, read_progress
-from slipstream.train.batches import Batches, Share
+from slipstream.train.batches import Share
 from slipstream.train.checkpoint import Checkpointer, load
 from slipstream.train.compiled import await_compiler
 from slipstream.train.control import NO_DATA, Control
 from slipstream.train.found import Found, Launched
+from slipstream.train.learner import Learner
 from slipstream.train.models import build_to_split
 from slipstream.train.moment import Moment
 from slipstream.train.network import know_network
@@ -30,8 +31,6 @@ from slipstream.train.precision import set_arithmetic, weight_dtype
 from slipstream.train.record import Recorder
 from slipstream.train.server.served import Served
 from slipstream.train.update import Update
-from slipstream.train.validation import judge
-from slipstream.train.worker import Worker
 from slipstream.train.world import World
 
 
@@ -68,19 +67,15 @@ def train(
         plain = build_to_split(job, dataset.facts, world.device, weight_dtype(plan))
         parameters = sum(weight.numel() for weight in plain.parameters())
         trial = Trial(plain, job, plan, dataset, world.device)
-        served = Served(job, plan, world, pulse, plain, dataset) if isinstance(job.exchange, Server) else None
-        batches = served.batches if served else Batches(job, plan, dataset, world.rank)
-        timeline = batches.timeline
-        worker = served or Worker(job, plan, world, pulse, plain, dataset.facts.white)
-        model = worker.model
+        here = (Served if isinstance(job.exchange, Server) else Learner)(job, plan, world, pulse, plain, dataset)
+        model, batches, timeline = here.model, here.batches, here.batches.timeline
         trial.compare(model)
         update = Update(job.train, model, timeline.samples, fp16=plan.precision == "fp16")
         checkpointer = Checkpointer(run.checkpoints, job.checkpoint.keep, world)
         recorder = Recorder(run, dataset.facts, world, batches.balance.works)
         progress = _restore(restore, model, update, world) if restore else Progress()
         recorder.start(parameters, timeline)
-        if served:
-            served.open(progress.step)
+        here.open(progress.step)
         await_compiler()
 
     def settle(step: Launched) -> Found:
@@ -98,7 +93,7 @@ def train(
     for share in batches.from_sample(progress.samples, pulse):
         last = pulse.step == timeline.steps
         with batches.balance.measuring(pulse.step - 1, share.own, world):
-            losses = worker.forward_backward(share, update.scale.value)
+            losses = here.forward_backward(share, update.scale.value)
         with pulse.during("exchange"):
             model.exchange.finish()
             asked = control.ask(losses, world, has_data=batches.lost is None, wait=not behind)
@@ -134,10 +129,7 @@ def train(
         stopped = stopped or found.agreed.stop
         if counts and evaluates:
             with pulse.during("evaluate"):
-                if isinstance(worker, Served):
-                    judged = worker.evaluate(everything=last)
-                else:
-                    judged = judge(worker, batches, batches.held_out_samples(everything=last), pulse.beat)
+                judged = here.evaluate(everything=last)
                 stopped = stopped if judged is not None else NO_DATA
         if counts:
             recorder.step(progress, share, found, judged or {})
@@ -153,8 +145,7 @@ def train(
         pulse.step += 1
     with pulse.during("checkpoint"):
         checkpointer.close()
-    if served:
-        served.close()
+    here.close()
     if stopped == NO_DATA:
         raise batches.lost or PeerStopped("another worker could not have its samples")
     return Trained(plain, dataset.facts, progress, parameters, stopped if progress.step < timeline.steps else None)
