@@ -1,6 +1,7 @@
 """Training over slow and long links: how soon each exchange and codec reaches the loss that torch's DDP ends with.
 
-Four hosts are network namespaces of this machine (`network.py`), one worker on each. All sides train the same decoder
+Four hosts are network namespaces of this machine (`network.py`), one worker on each, and one server where there are
+servers. All sides train the same decoder
 of about ten million parameters on the text of Python's own library, from the same weights, on the same samples, with
 the same optimiser at a constant rate: ours through the real workers and loop, DDP through `peers/ddp_net.py`. The
 clock starts when a side has built its model, and runs on while it judges. DDP comes first and trains for `--steps`; the
@@ -24,6 +25,7 @@ from slipstream.data import prepare
 from slipstream.fleet.local import KEEP_MEMORY
 from slipstream.fleet.scratch import Scratch
 from slipstream.job import Job, dump
+from slipstream.job.servers import Server
 from slipstream.plan import make_plan, this_machine
 from slipstream.runs import RunFolder, create_pulse, read_lines, write_yaml
 
@@ -40,7 +42,7 @@ PEERS = {"ddp": "plain", "ddp + fp16": "fp16", "ddp + powersgd": "powersgd"}
 ONEBIT = {"name": "onebit", "warmup": 0}
 OURS: dict[str, dict[str, Any]] = {
     "allreduce": {"algorithm": "backend"},
-    "allreduce, auto": {"algorithm": "auto"},
+    "allreduce auto": {"algorithm": "auto"},
     "fp16": {"codec": "fp16"},
     "bf16": {"codec": "bf16"},
     "int8": {"codec": "int8"},
@@ -51,6 +53,8 @@ OURS: dict[str, dict[str, Any]] = {
     "local": {"kind": "local", "every": 16, "overlap": 12},
     "local + int8": {"kind": "local", "every": 8, "overlap": 3, "codec": "int8"},
     "local + onebit": {"kind": "local", "every": 8, "codec": ONEBIT},
+    "server": {"kind": "server", "servers": HOSTS},
+    "server async": {"kind": "server", "servers": HOSTS, "mode": "async", "staleness": HOSTS},
 }
 """Exchanges as a job file has them."""
 JOB: dict[str, Any] = {
@@ -103,22 +107,25 @@ def train(side: str, link: str, steps: int, target: float | None, limit: float, 
     write_yaml(run.plan, make_plan(job, this_machine(), HOSTS).model_dump(mode="json"))
     scratch = Scratch.create()
     run.event("launch", workers=HOSTS, spent=0.0, folder=str(root), scratch=str(scratch.path), restore=None)
-    create_pulse(scratch.pulse, HOSTS)
+    ranks = HOSTS + (job.exchange.servers if isinstance(job.exchange, Server) else 0)
+    create_pulse(scratch.pulse, ranks)
     peer = [str(Path(__file__).parent / "peers/ddp_net.py")]
     program, more = (peer, [PEERS[side]]) if side in PEERS else (["-m", "slipstream.fleet.worker"], [])
     environment = {**KEEP_MEMORY, "OMP_NUM_THREADS": "1", "SLIPSTREAM_NODES": ",".join(map(str, range(HOSTS)))}
+    environment["SLIPSTREAM_TOKEN"] = "a word that they know"
     try:
         with hosts(HOSTS, **LINKS[link]) as network, (run.logs / "all.log").open("wb") as log:
+            environment["SLIPSTREAM_SERVERS"] = ",".join(f"{address}:7000" for address in network.addresses)
             processes = [
                 network.start(
-                    rank,
+                    rank % HOSTS,
                     [sys.executable, *program, str(run.path), str(rank), str(HOSTS), str(scratch.path), *more],
                     environment,
                     stdin=subprocess.PIPE,  # workers end with it
                     stdout=log,
                     stderr=log,
                 )
-                for rank in range(HOSTS)
+                for rank in range(ranks)
             ]
             return watch(side, run, network, processes, target, limit)
     finally:
@@ -228,6 +235,9 @@ def main() -> None:
     options = parser.parse_args()
     if reason := missing():
         raise SystemExit(f"no hosts: {reason}")
+    for words, known in ((options.links, LINKS), (options.sides, PEERS | OURS)):
+        if unknown := set(words.split(",")) - set(known):
+            parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(known)}")
     options.steps = 16 if options.short else options.steps
     record, rows = facts(), []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
