@@ -32,12 +32,14 @@ print(time.perf_counter() - began)
 
 
 def measure_preparing(root: Path, size: int) -> list[dict[str, Any]]:
-    """Bytes of text a second, all in, beside cores × that of one thread."""
+    """Bytes of text a second, all in, beside cores × that of one thread; and what so many threads do at a time, each in
+    a process of its own, which is as much as there is to be had."""
     text, tokenizer, cores = write_text(root, size), make_tokenizer(root), this_machine().cores
-    alone, whole = [], []
+    alone, crowded, whole = [], [], []
     for number in range(3):
         console.print(f"preparing, round {number + 1}", style="dim")
-        alone.append(_alone(tokenizer, text))
+        alone.append(_bare(tokenizer, text, 1))
+        crowded.append(_bare(tokenizer, text, cores))
         began = time.perf_counter()
         _prepare(root, text, tokenizer, f"prepared-{number}")
         whole.append(time.perf_counter() - began)
@@ -47,11 +49,15 @@ def measure_preparing(root: Path, size: int) -> list[dict[str, Any]]:
         "cores": cores,
         "tokenizers_on_one_thread_bytes_per_s": length / min(alone),
         "slipstream_bytes_per_s": length / min(whole),
+        "tokenizers_on_all_cores_bytes_per_s": cores * length / min(crowded),
         "ratio": min(alone) / min(whole) / cores,
+        "ratio_of_all_cores": min(crowded) / min(whole) / cores,
     }
-    row = (f"{length / 1e6:.0f}", f"{length / min(alone) / 1e6:.2f}", f"{length / min(whole) / 1e6:.2f}")
-    columns = ("MB of text", "tokenizers, one thread, MB/s", f"slipstream, {cores} workers, MB/s", "of cores × one")
-    show("preparing: the whole command", columns, [(*row, f"{result['ratio']:.2f}")])
+    rates = (length / min(alone), cores * length / min(crowded), length / min(whole))
+    row = (f"{length / 1e6:.0f}", *(f"{rate / 1e6:.2f}" for rate in rates))
+    columns = ("MB of text", "tokenizers, one thread, MB/s", f"{cores} at a time", f"slipstream, {cores} workers")
+    ratios = (f"{result['ratio']:.2f}", f"{result['ratio_of_all_cores']:.2f}")
+    show("preparing: the whole command", (*columns, "of cores × one", "of all at a time"), [(*row, *ratios)])
     return [result]
 
 
@@ -98,11 +104,12 @@ def make_tokenizer(root: Path) -> Path:
     return path
 
 
-def _alone(tokenizer: Path, text: Path) -> float:
+def _bare(tokenizer: Path, text: Path, processes: int) -> float:
+    """Seconds for all of the text in each of so many processes at a time."""
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     command = [sys.executable, "-c", _ALONE, str(tokenizer), str(text)]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    return float(done.stdout)
+    started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(processes)]
+    return max(float(process.communicate()[0]) for process in started)
 
 
 def _prepare(root: Path, text: Path, tokenizer: Path, name: str, peak: Peak | None = None) -> None:
