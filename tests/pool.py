@@ -3,6 +3,7 @@
 They run what the workers of a real run do (`run_rank`), over gloo and real run folders; only their start is shared.
 """
 
+import gc
 import multiprocessing as mp
 import os
 import shutil
@@ -115,6 +116,8 @@ def _serve(pipe: Connection) -> None:
             pipe.send(None)
         except BaseException:
             pipe.send(f"rank {rank}:\n{traceback.format_exc()}")
+        gc.unfreeze()  # the loop has frozen what it had made, process groups too, whose threads wake 100 times a second
+        gc.collect()
 
 
 def _named(around: str | None) -> AbstractContextManager[None]:
