@@ -48,7 +48,7 @@ def test_a_link_that_is_cut_for_ten_seconds(tmp_path: Path, monkeypatch: pytest.
         assert before == {**stood, "async": before["async"]}, "nobody can go on, but for the other worker in async"
         wait(runs, STEPS)
         for name, (run, processes) in runs.items():
-            codes = [process.wait(60) for process in processes]
+            codes = [process.wait(120) for process in processes]
             said = "".join(path.read_text()[-3000:] for path in run.logs.iterdir())
             assert codes == [0] * len(codes), f"{name}: {codes} {said}"
     curves = {name: losses(run) for name, (run, _) in runs.items()}

@@ -41,7 +41,7 @@ class Loop(threading.Thread):
                     for weight, gradient in zip(self.desk.weights.views, gradients.views, strict=True):
                         weight -= gradient
                 self.desk.publish(update, [gradients])
-        self.desk.close()
+        self.desk.close(5.0, lambda: None)
 
 
 @pytest.fixture(params=["127.0.0.1", "127.0.0.2"], ids=["shared memory", "network"])
@@ -93,7 +93,7 @@ def test_who_does_not_know_the_token_is_not_let_in() -> None:
     loop = Loop("127.0.0.1")
     with pytest.raises(ConnectionError, match="could not be reached"):
         Client([loop.address], "guessed", model(), lambda: None).connect(0.5)
-    loop.desk.close()
+    loop.desk.close(5.0, lambda: None)
 
 
 def test_tensors_are_shared_out_evenly() -> None:

@@ -26,8 +26,6 @@ _INTRODUCTION = 5
 """Seconds."""
 _A_WHILE = 1.0
 """Seconds that the loop waits before it gives a sign of life."""
-_FAREWELL = 5.0
-"""Seconds that workers have to hear that it is over."""
 
 
 @dataclass
@@ -124,15 +122,17 @@ class Desk:
             self._changed.wait_for(lambda: self._judgement is not None, _A_WHILE)
             return self._judgement
 
-    def close(self) -> None:
-        """Tell the workers that it is over, and wait a moment for them to hear it."""
+    def close(self, patience: float, beat: Callable[[], None]) -> None:
+        """Tell the workers that it is over, and wait for so many seconds at most until all have heard it: who has not
+        looks for the servers for long."""
+        until = time.monotonic() + patience
         with self._changed:
             if self.tickets:
                 self.tickets.ended = True
             self._changed.notify_all()
-            until = time.monotonic() + _FAREWELL
             while self.tickets and self._lines and time.monotonic() < until:
-                self._changed.wait(until - time.monotonic())
+                self._changed.wait(_A_WHILE)
+                beat()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

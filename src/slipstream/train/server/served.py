@@ -140,7 +140,7 @@ class Served:
 
     def close(self) -> None:
         """It is over."""
-        self._desk.close()
+        self._desk.close(self._job.limits.step, self._pulse.beat)
 
     # --- as an exchange ----------------------------------------------------------------------------------------------
 
