@@ -1,4 +1,4 @@
-"""What the tests share: a pool of workers, a cache of their own, and in CI no silent skips."""
+"""What the tests share: workers, a cache of their own, and in CI no silent skips."""
 
 import os
 import shutil
@@ -20,10 +20,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes are sta
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[Pool]:
-    pool = Pool(8)
-    yield pool
-    pool.close()
+def pool() -> Pool:
+    return Pool()
 
 
 @pytest.fixture(scope="session")

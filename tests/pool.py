@@ -1,9 +1,9 @@
-"""A pool of long-lived worker processes, so that a distributed test costs its steps and not the start of processes.
+"""Workers for tests, forked from a process that has imported torch, so that a distributed test costs its steps and not
+the start of processes.
 
 They run what the workers of a real run do (`run_rank`), over gloo and real run folders; only their start is shared.
 """
 
-import gc
 import multiprocessing as mp
 import os
 import shutil
@@ -24,14 +24,12 @@ from slipstream.runs import Pulse, RunFolder, create_pulse, read_lines, truncate
 from slipstream.runs.checkpoints import find_checkpoint, read_progress
 
 PATIENCE = 120.0
+PRELOAD = ["slipstream.train.loop", "torch.distributed.checkpoint", "torch.distributed.pipelining"]
+"""Imported once, for all that are forked from it."""
 
 
 class Pool:
-    """Up to `size` workers that stay."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._seats: list[tuple[Any, Connection]] = []
+    """As many workers as a job wants, for as long as it takes."""
 
     def train(self, job: Job, folder: Path, workers: int, around: str | None = None) -> list[dict[str, Any]]:
         """Run a job from the start; the lines of its metrics. `around` names a context manager for every worker."""
@@ -57,17 +55,16 @@ class Pool:
         scratch = Scratch.create()
         run.event("launch", workers=workers, spent=0.0, folder=str(Path.cwd()), scratch=str(scratch.path), restore=None)
         create_pulse(scratch.pulse, workers)
-        self._start(workers)
+        started = [_start(run.path, rank, workers, scratch.path, restore, around) for rank in range(workers)]
         try:
-            for rank, (_, pipe) in enumerate(self._seats[:workers]):
-                pipe.send((run.path, rank, workers, scratch.path, restore, around))
-            errors = self._answers([pipe for _, pipe in self._seats[:workers]])
+            errors = self._answers([pipe for _, pipe in started])
         finally:
+            for process, _ in started:  # those that wait for a failed one would wait for long
+                process.kill()
+                process.join()
             scratch.remove()
         failed = [error for error in errors if error]
-        if failed:
-            self.close()  # those that wait for the failed one cannot be used again
-            raise AssertionError("\n".join(failed))
+        assert not failed, "\n".join(failed)
         return list(read_lines(run.metrics))
 
     def _answers(self, pipes: list[Connection]) -> list[str | None]:
@@ -78,46 +75,45 @@ class Pool:
             ready = wait(pipes, until - time.monotonic())
             if not ready:
                 return [*answers, f"{len(pipes)} workers gave no answer within {PATIENCE} s"]
-            answers += [pipe.recv() for pipe in ready]  # type: ignore[union-attr]
+            answers += [_said(pipe) for pipe in ready]  # type: ignore[arg-type]
             pipes = [pipe for pipe in pipes if pipe not in ready]
         return answers
 
-    def _start(self, workers: int) -> None:
-        os.environ.update(KEEP_MEMORY)  # as the local fleet starts its workers
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["slipstream.train.loop"])  # torch is imported once
-        while len(self._seats) < min(workers, self._size):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
-            self._seats.append((process, mine))
 
-    def close(self) -> None:
-        """End them all."""
-        for process, _ in self._seats:
-            process.kill()
-            process.join()
-        self._seats = []
+def _said(pipe: Connection) -> str | None:
+    try:
+        answer: str | None = pipe.recv()
+        return answer
+    except EOFError:
+        return "a worker died without a word"
 
 
-def _serve(pipe: Connection) -> None:
+def _start(*words: Any) -> tuple[Any, Connection]:
+    os.environ.update(KEEP_MEMORY)  # as the local fleet starts its workers
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, *words), daemon=True)
+    process.start()
+    theirs.close()  # so that its end is heard
+    return process, mine
+
+
+def _serve(
+    pipe: Connection, path: Path, rank: int, size: int, folder: Path, restore: Path | None, around: str | None
+) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    import slipstream.train.loop  # noqa: F401  (imported once, for all tests)
     from slipstream.fleet.worker import run_rank
     from slipstream.train.world import Seat
 
-    while True:
-        path, rank, size, folder, restore, around = pipe.recv()
-        run, scratch = RunFolder(path), Scratch(folder)
-        try:
-            with _named(around):
-                run_rank(run, Seat(rank, size, scratch.rendezvous), restore, Pulse(scratch.pulse, rank))
-            pipe.send(None)
-        except BaseException:
-            pipe.send(f"rank {rank}:\n{traceback.format_exc()}")
-        gc.unfreeze()  # the loop has frozen what it had made, process groups too, whose threads wake 100 times a second
-        gc.collect()
+    run, scratch = RunFolder(path), Scratch(folder)
+    try:
+        with _named(around):
+            run_rank(run, Seat(rank, size, scratch.rendezvous), restore, Pulse(scratch.pulse, rank))
+        pipe.send(None)
+    except BaseException:
+        pipe.send(f"rank {rank}:\n{traceback.format_exc()}")
 
 
 def _named(around: str | None) -> AbstractContextManager[None]:
