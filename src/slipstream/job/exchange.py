@@ -26,6 +26,18 @@ class Summing(Section):
     codec: Codec | None = None
     """How gradients are made smaller on the wire: fp16, bf16, int8, onebit, topk, randomk or powersgd. Default: not."""
 
+    @model_validator(mode="after")
+    def _check_codec(self) -> "Summing":
+        without = self.codec and self.algorithm != "auto"
+        refuse([_ALGORITHM_OF_CODES.format(algorithm=self.algorithm)] if without else [])
+        return self
+
+
+_ALGORITHM_OF_CODES = (
+    "algorithm {algorithm} has no effect with a codec: codes are added up by the backend, or by a reduce-scatter and "
+    "all-gather of their own, and only biases and norms go without one; leave it out, or the codec"
+)
+
 
 class AllReduce(Summing):
     """The sum of all gradients, exchanged while backward still runs."""
