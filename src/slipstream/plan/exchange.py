@@ -202,9 +202,9 @@ PLAIN = Agreement()
 
 def served(setting: Server, workers: Number, size: Number, state: Number) -> Number:
     """Bytes that all servers hold together: weights, optimiser state, and of each worker a gradient until all are there
-    (sync), or the weights it fetched (compensation)."""
-    copies = workers if setting.mode == "sync" or setting.compensation is not None else 0
-    return size * (1 + copies) + state
+    (sync), or the weights it fetched last and, for a moment, those it fetches (compensation)."""
+    copies = 1 if setting.mode == "sync" else 0 if setting.compensation is None else 2
+    return size * (1 + copies * workers) + state
 
 
 def _said(item: tuple[str, Any]) -> str:
