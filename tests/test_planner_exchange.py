@@ -26,7 +26,7 @@ from slipstream.plan.here import Here
 from slipstream.plan.machine import ANY_MACHINE, Machine
 from slipstream.plan.memory import Memory, memory
 from slipstream.plan.rates import fitted_rates
-from slipstream.plan.search import layouts_for, search
+from slipstream.plan.search import layout_of, layouts_for, rows_of, search
 from slipstream.plan.time import Times, step_time
 from slipstream.plan.wanted import decoder_of, wanted_of
 from slipstream.planning import plan
@@ -285,6 +285,7 @@ def test_servers_are_waited_for_or_work_meanwhile() -> None:
 
 # --- layouts ---------------------------------------------------------------------------------------------------------
 
+CPUS = Machine("", cores=4, memory=2**40, gpus=(), bf16=False)
 AGREEING = [
     {"codec": "int8"}, {"codec": "onebit"}, {"algorithm": "tree"}, {"balance": True}, *LOCAL, {"kind": "server"},
     {"kind": "server", "mode": "async"},
@@ -303,9 +304,10 @@ def test_every_layout_that_is_found_is_one_that_is_run(exchange: dict[str, Any])
         machine = Machine("", 64, 2**40, ("H100",) * each.layout.workers, bf16=each.precision == "bf16", fp8=True)
         assert not misfits(job, each.layout), str(each.layout)
         assert make_plan(job, machine, layout=each.layout).precision == each.precision
-    for workers in (1, 2, 4):
+    for workers in (1, 2, 4):  # as `layout: auto` looks for them
         grid = layouts_for(wanted, workers)
-        assert len(grid.tensor), "there is one"
+        chosen = {layout_of(one) for one in rows_of(grid, list(range(len(grid.tensor))))}
+        assert chosen and all(make_plan(job, CPUS, layout=layout) for layout in chosen)
 
 
 def test_what_gpus_lack_is_not_planned_for_them(tmp_path: Path) -> None:
