@@ -168,6 +168,14 @@ def test_a_wrong_setting_is_refused(codec: Any, words: list[str], documents: Pat
     assert all(word in str(refused.value) for word in words)
 
 
+@pytest.mark.parametrize("exchange", [{"algorithm": "tree", "codec": "fp16"}, {"kind": "local", "algorithm": "ring"}])
+def test_an_algorithm_beside_a_codec_is_refused(exchange: dict[str, Any], documents: Path) -> None:
+    values = dump(decoder_job(documents))
+    with pytest.raises(JobError, match=r"exchange.algorithm.*has no effect with a codec.*leave it out"):
+        check_job({**values, "exchange": {"codec": "int8", **exchange}})
+    assert check_job({**values, "exchange": {**exchange, "codec": None}})
+
+
 def test_feedback_is_refused_where_gradients_change_their_scale(documents: Path) -> None:
     values = {**dump(decoder_job(documents, **{"train.precision": "fp16"})), "exchange": {"codec": "topk"}}
     with pytest.raises(JobError, match="use bf16 or fp32, or a codec with feedback: false"):

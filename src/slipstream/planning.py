@@ -13,12 +13,11 @@ from slipstream.data import expected_facts, open_dataset, prepare
 from slipstream.job import Job, JobError, load_job, locate
 from slipstream.job.file import Problem
 from slipstream.job.job import total_samples
-from slipstream.job.servers import Server
 from slipstream.plan import Layout, Machine, Plan, make_plan, this_machine
 from slipstream.plan.cost import THIS_MACHINE
 from slipstream.plan.here import Here
 from slipstream.plan.machine import ANY_MACHINE
-from slipstream.plan.plan import Predicted
+from slipstream.plan.plan import Predicted, refuse_on_gpus
 from slipstream.runs import RunError, RunFolder, read_lines, write_yaml
 from slipstream.runs.result import steady_step
 
@@ -68,14 +67,15 @@ def plan(
         wanted = wanted_of(loaded, work_of(loaded), _length(loaded))
         if here:
             return choose(wanted, _search_here(loaded, wanted), objective, count, SURE_CALIBRATED)
+        refuse_on_gpus(loaded)
         limits = loaded.limits
         offers = _within(limits, load_offers())
         if not any(offer.accelerator.kind == "gpu" for offer in offers):
             raise ValueError("limits.gpus: none of these is a GPU, and only GPUs are planned for")
         if not kinds(offers, wanted.precisions):
             raise ValueError(
-                f"train.precision {loaded.train.precision}: none of these GPUs computes in it; use another precision, "
-                "such as fp16, or other GPUs"
+                f"train.precision {' or '.join(wanted.precisions)}: none of these GPUs computes in it; use another "
+                "precision, such as fp16, or other GPUs"
             )
         found = search(wanted, offers, limits.spot, scale=scale)
         choice = choose(wanted, found, objective, count, SURE_CALIBRATED if calibrate else SURE)
@@ -128,6 +128,8 @@ def _scale_of(run: RunFolder) -> float:
             f"{run.path} cannot calibrate a plan: it needs a prediction (`slipstream probe` before the run) and at "
             f"least {_ENOUGH_STEPS} steps"
         )
+    if load_job(run.job).exchange.kind != "allreduce":
+        raise RunError(f"{run.path} cannot calibrate a plan: with its exchange no step is like another")
     if before.device == "cpu":
         raise RunError(f"{run.path} ran on a CPU, which says nothing of rented GPUs")
     return steady_step(seconds) / before.predicted.step_seconds
@@ -147,7 +149,7 @@ def save_plan(choice: "Choice", path: Path) -> None:
     """Write the first plan of a choice into a file that a person may edit and `train --plan` takes."""
     from slipstream.plan.choose import as_values
 
-    write_yaml(path, as_values(choice.plans[0], choice.sure))
+    write_yaml(path, as_values(choice.plans[0], choice.sure, choice.wanted.agreement))
 
 
 def _read_saved_plan(path: Path) -> tuple[dict[str, Any], Layout]:
@@ -244,19 +246,21 @@ def plan_here(job: Job, workers: int | None, before: Plan | None) -> Plan:
         predicted = here.predict(wanted, plan.layout, plan.precision)
     except ValueError as error:
         raise LateRefusal(job, str(error)) from error
-    if predicted is None or isinstance(job.exchange, Server):  # of servers' speed nothing is known
+    if predicted is None:
         return plan
     expected = Predicted(step_seconds=predicted.step, memory=int(float(predicted.memory.total)))
     return plan.model_copy(update={"predicted": expected})
 
 
 def _wanted_if_known(job: Job) -> "Wanted | None":
-    """The job in numbers, where that needs neither its data nor its model built: a decoder with a known vocabulary."""
+    """The job in numbers, where that needs neither its data nor its model built: a decoder with a known vocabulary. It
+    is meant for steps after the warm-up of a codec, because the length of the run may not be known."""
     from slipstream.plan.wanted import decoder_of, wanted_of
 
     vocabulary = getattr(job.model, "vocabulary", None) or getattr(job.data, "vocabulary", None)
     work = decoder_of(job, vocabulary) if vocabulary else None
-    return wanted_of(job, work, job.train.batch) if work else None
+    wanted = wanted_of(job, work, job.train.batch) if work else None
+    return replace(wanted, agreement=replace(wanted.agreement, plainly=0.0)) if wanted else None
 
 
 def _best_layout_here(job: Job, wanted: "Wanted", workers: int | None) -> "Layout | None":

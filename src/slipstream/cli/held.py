@@ -19,11 +19,11 @@ def show_held(held: "Held", as_json: bool) -> None:
     unit, name_of_unit = (1e9, "GB") if held.total > 1e9 else (1e6, "MB")
     table = Table("rank " + str(held.rank), name_of_unit, box=None, padding=(0, 2))
     table.columns[1].justify = "right"
-    for name in ("parameters", "gradients", "optimizer", "gathered", "activations", "total"):
-        words = {"optimizer": "optimiser state", "gathered": "gathered weights"}.get(name, name)
-        table.add_row(words, f"{getattr(held, name) / unit:,.2f}")
-    if held.offloaded:
-        table.add_row("in main memory", f"{held.offloaded / unit:,.2f}")
+    terms = {"parameters": held.parameters, "gradients": held.gradients, "optimiser state": held.optimizer}
+    terms |= held.exchange | {"gathered weights": held.gathered, "activations": held.activations, "total": held.total}
+    away = {"in main memory": held.offloaded, "on all servers": held.served}
+    for name, size in (terms | {name: size for name, size in away.items() if size}).items():
+        table.add_row(name, f"{size / unit:,.2f}")
     console = Console(highlight=False)
     console.print(f"{held.layout}, activations in {held.precision}")
     console.print(table)

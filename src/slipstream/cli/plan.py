@@ -84,6 +84,8 @@ def _show(choice: "Choice") -> None:
     console.print(table)
     for number, plan in enumerate(choice.plans):
         console.print(f"{_letter(number)}: {_machines(plan)}; {plan.layout}")
+    if exchange := str(choice.wanted.agreement):
+        console.print(f"exchange: {exchange}")
     for line in choice.why_not:
         console.print(f"why not {line}", style="dim")
     for line in choice.hints:
@@ -133,7 +135,7 @@ def _as_json(choice: "Choice") -> dict[str, Any]:
 
     return {
         "objective": choice.objective,
-        "plans": [as_values(plan, choice.sure) for plan in choice.plans],
+        "plans": [as_values(plan, choice.sure, choice.wanted.agreement) for plan in choice.plans],
         "why_not": choice.why_not,
         "hints": choice.hints,
         "stale": choice.stale,

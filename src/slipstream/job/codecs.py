@@ -5,7 +5,7 @@ al. 2019, arXiv 1901.09847), so that nothing is lost, only late. What is late do
 gradients change fast: hence `warmup` (as in Tang et al. 2021, arXiv 2102.02888).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
@@ -118,3 +118,15 @@ Codec = Annotated[
     choice("name", shorthand=True),
     Shorthand(),
 ]
+
+
+SMALL = 1024
+"""Tensors of fewer numbers travel as they are, and so do those of one dimension: biases and norms."""
+
+
+def is_worth_coding(codec: AnyCodec, rows: Any, columns: Any) -> Any:
+    """Whether a matrix of this shape goes through the codec; of columns of shapes, which of them do."""
+    large = rows * columns >= SMALL
+    if isinstance(codec, PowerSgd):  # two thin matrices must be a good deal smaller than the one
+        return large & (2 * codec.rank * (rows + columns) <= rows * columns)
+    return large

@@ -21,10 +21,22 @@ class Summing(Section):
     algorithm: Literal["auto", "backend", "ring", "tree", "halving-doubling", "hierarchical"] = "auto"
     """How a bucket is added up (docs/exchange.md). auto: on one machine, and on GPUs, the backend's own; between
     machines the quickest for the bucket's size, by links that are measured once for a run. backend: what gloo or NCCL
-    choose. On GPUs ring and tree are NCCL's own, and the last two do not exist. One worker has nothing to add up and
-    ignores it: the same job file runs on a laptop."""
+    choose. On GPUs ring and tree are NCCL's own, and the last two do not exist. With a codec leave it out: codes have
+    their own ways. One worker has nothing to add up and ignores it: the same job file runs on a laptop."""
     codec: Codec | None = None
     """How gradients are made smaller on the wire: fp16, bf16, int8, onebit, topk, randomk or powersgd. Default: not."""
+
+    @model_validator(mode="after")
+    def _check_codec(self) -> "Summing":
+        without = self.codec and self.algorithm != "auto"
+        refuse([_ALGORITHM_OF_CODES.format(algorithm=self.algorithm)] if without else [])
+        return self
+
+
+_ALGORITHM_OF_CODES = (
+    "algorithm {algorithm} has no effect with a codec: codes are added up by the backend, or by a reduce-scatter and "
+    "all-gather of their own, and only biases and norms go without one; leave it out, or the codec"
+)
 
 
 class AllReduce(Summing):

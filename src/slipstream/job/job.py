@@ -259,10 +259,8 @@ class Job(Section):
             problems.append(OFFLOAD_ON_CPU)
         if self.layout.offload == "optimizer" and isinstance(train.optimizer, Sgd):
             problems.append("layout.offload has no effect with sgd, which keeps no state")
-        if train.precision == "fp16" and self.exchange.codec and self.exchange.codec.feedback:
-            problems.append(FEEDBACK_IN_FP16)
-        if train.precision == "fp16" and self.exchange.kind == "local":
-            problems.append(LOCAL_IN_FP16)
+        if train.precision == "fp16":
+            problems += refused_in_fp16(self)
         if is_balanced(self) and self._has_batch_norm:
             problems.append(BATCH_NORM_BALANCED)
         problems += self._server_problems()
@@ -280,8 +278,6 @@ class Job(Section):
         problems = []
         if self._has_batch_norm:
             problems.append(BATCH_NORM_ON_SERVERS)
-        if self.train.precision == "fp16":
-            problems.append(FP16_ON_SERVERS)
         if self.layout.offload != "none":
             problems.append("layout.offload has no effect with exchange.kind server: the optimiser is on the servers")
         return problems
@@ -289,6 +285,18 @@ class Job(Section):
     @property
     def _has_batch_norm(self) -> bool:
         return isinstance(self.model, ResnetModel) and self.model.norm == "batch"
+
+
+def refused_in_fp16(job: Job) -> list[str]:
+    """Why a job's workers cannot agree in train.precision fp16: none if they can."""
+    problems = []
+    if job.exchange.codec and job.exchange.codec.feedback:
+        problems.append(FEEDBACK_IN_FP16)
+    if job.exchange.kind == "local":
+        problems.append(LOCAL_IN_FP16)
+    if isinstance(job.exchange, Server):
+        problems.append(FP16_ON_SERVERS)
+    return problems
 
 
 def total_samples(job: Job, training_samples: int) -> int:

@@ -6,6 +6,7 @@ from datetime import date
 from typing import Any, Literal
 
 from slipstream.plan.cost import THIS_MACHINE, machines_for
+from slipstream.plan.exchange import Agreement
 from slipstream.plan.offers import stale
 from slipstream.plan.search import Found, Prospect, Wanted, feasible, pareto
 
@@ -193,7 +194,7 @@ def _rule(plan: Prospect) -> str:
     )
 
 
-def as_values(plan: Prospect, sure: float) -> dict[str, Any]:
+def as_values(plan: Prospect, sure: float, agreement: Agreement) -> dict[str, Any]:
     """A plan as plain values, for programs and files."""
     offer = plan.offer
     return {
@@ -210,6 +211,7 @@ def as_values(plan: Prospect, sure: float) -> dict[str, Any]:
         "machines": plan.machines,
         "layout": plan.layout.model_dump(mode="json"),
         "precision": plan.precision,
+        "exchange": str(agreement) or "allreduce",
         "predicted": {
             "step_seconds": plan.step,
             "seconds": plan.seconds,

@@ -9,6 +9,7 @@ import numpy as np
 
 from slipstream.plan.accelerators import Accelerator, find_accelerator
 from slipstream.plan.cost import THIS_MACHINE
+from slipstream.plan.exchange import PLAIN, Agreement
 from slipstream.plan.grid import RECOMPUTE, Grid, Hardware, Style, of_products
 from slipstream.plan.layout import Layout
 from slipstream.plan.machine import Machine
@@ -101,7 +102,8 @@ class Here:
         if on is None:
             return None
         grid = Grid.of(layout)
-        times = step_time(wanted.work, grid, wanted.batch, on, self.rates, self._style(wanted, precision))
+        style, agreement = self._style(wanted, precision), self._agreement(wanted)
+        times = step_time(wanted.work, grid, wanted.batch, on, self.rates, style, agreement)
         return Expected(times.scaled(self.correction()), self._held(wanted, layout, precision))
 
     def correction(self) -> float:
@@ -142,23 +144,29 @@ class Here:
         if wanted.splits.recompute:
             modes = RECOMPUTE[RECOMPUTE.index(layout.recompute) + 1 :]
             tries += [(f"layout.recompute={mode}", layout.model_copy(update={"recompute": mode})) for mode in modes]
-        if layout.replicate > 1:
-            shared = {"shard": layout.data, "replicate": 1}
-            tries.append((f"layout.shard={layout.data} (replicate=1)", layout.model_copy(update=shared)))
+        shared = layout.model_copy(update={"shard": layout.data, "replicate": 1})
+        if layout.replicate > 1 and wanted.agreement.admits(Grid.of(shared)):
+            tries.append((f"layout.shard={layout.data} (replicate=1)", shared))
         both = {"recompute": "full", "micro_batch": 1} if wanted.splits.recompute else {"micro_batch": 1}
         tries.append((", ".join(f"layout.{k}={v}" for k, v in both.items()), layout.model_copy(update=both)))
         for words, changed in tries:
             held = float(self._held(wanted, changed, precision).total)
             if held <= capacity:
                 return f"it fits with {words}: {held / 1e9:,.1f} GB"
+        held = float(self._held(replace(wanted, agreement=PLAIN), layout, precision).total)
+        if held <= capacity:
+            return f"it fits with exchange.kind allreduce and no codec: {held / 1e9:,.1f} GB"
         return "no layout of as many workers helps; use more of them, or a smaller model"
 
     def _style(self, wanted: Wanted, precision: str) -> Style:
         return wanted.style(precision, on_gpu=bool(self.machine.gpus))
 
+    def _agreement(self, wanted: Wanted) -> Agreement:
+        return replace(wanted.agreement, on_gpu=bool(self.machine.gpus))
+
     def _held(self, wanted: Wanted, layout: Layout, precision: str) -> Memory:
-        style = self._style(wanted, precision)
-        held = memory(wanted.work, Grid.of(layout), wanted.batch, wanted.optimizer_states, style)
+        style, agreement = self._style(wanted, precision), self._agreement(wanted)
+        held = memory(wanted.work, Grid.of(layout), wanted.batch, wanted.optimizer_states, style, agreement)
         held = Memory(**{field.name: float(getattr(held, field.name)) for field in fields(Memory)})
         return replace(held, optimizer=0.0) if layout.offload == "optimizer" else held
 
@@ -172,8 +180,8 @@ class Here:
             on = self.hardware(count, precision) if precision else None
             if on is None or precision is None:
                 continue
-            grid = layouts_for(wanted, count)
-            held = memory(wanted.work, grid, wanted.batch, wanted.optimizer_states, self._style(wanted, precision))
+            grid, style, agreement = layouts_for(wanted, count), self._style(wanted, precision), self._agreement(wanted)
+            held = memory(wanted.work, grid, wanted.batch, wanted.optimizer_states, style, agreement)
             evaluated += np.size(grid.tensor)
             capacity = self.capacity(count) or 0
             fitting = np.flatnonzero(held.total <= capacity)
@@ -182,7 +190,7 @@ class Here:
             if not len(fitting):
                 refused.append(shortfall(kind, held, capacity))
                 continue
-            times = step_time(wanted.work, grid, wanted.batch, on, self.rates, self._style(wanted, precision))
+            times = step_time(wanted.work, grid, wanted.batch, on, self.rates, style, agreement)
             best = int(fitting[np.argmin(times.total[fitting])])
             chosen, seconds, bytes_held = (rows_of(columns, [best])[0] for columns in (grid, times, held))
             corrected = seconds.scaled(self.correction())

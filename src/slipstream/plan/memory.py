@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slipstream.plan.exchange import Agreement
 from slipstream.plan.grid import OURS, Grid, Style, micro_batches
 from slipstream.plan.stages import most_parameters
 from slipstream.plan.work import Number, Work
@@ -29,6 +30,22 @@ class Memory:
     """What the head gives, and the loss makes of it."""
     reserve: Number
     """Driver, kernels, collectives, and what the allocator cannot use."""
+    buckets: Number = 0.0
+    """In which gradients travel, where several micro-batches add up beside them."""
+    unsent: Number = 0.0
+    """What codes have left out of gradients so far, and what the step under way leaves (error feedback)."""
+    codes: Number = 0.0
+    """What codes are made of where nothing is kept, and the directions of powersgd."""
+    making: Number = 0.0
+    """What making the code of one bucket takes for a moment."""
+    anchor: Number = 0.0
+    """The weights that workers of local steps agreed on last."""
+    outer: Number = 0.0
+    """The momentum of their outer step."""
+    travelling: Number = 0.0
+    """Changes of local steps on their way, or gradients on the way to servers."""
+    servers: Number = 0.0
+    """A worker's part of what servers in the same memory hold."""
 
     @property
     def state(self) -> Number:
@@ -41,20 +58,30 @@ class Memory:
         return sum(vars(self).values())
 
 
-def memory(work: Work, grid: Grid, batch: Number, optimizer_states: Number, style: Style = OURS) -> Memory:
-    """What the busiest worker holds. `optimizer_states` are the numbers that the optimiser keeps for each weight."""
+def memory(
+    work: Work,
+    grid: Grid,
+    batch: Number,
+    optimizer_states: Number,
+    style: Style = OURS,
+    agreement: Agreement | None = None,
+) -> Memory:
+    """What the busiest worker holds. `optimizer_states` are the numbers that the optimiser keeps for each weight. What
+    other programs' exchanges hold is not known: without an agreement nothing is counted for it."""
     held = _held_parameters(work, grid)
     whole = grid.shard * np.where(style.over_context, grid.context, 1) * np.ones_like(held)
     shared = {name: np.where(grid.sharded >= least, whole, 1.0) for name, least in _SHARED_FROM.items()}
     activations, scores = _activations(work, grid, batch, style)
+    served = agreement is not None and agreement.setting.kind == "server"  # then the servers have the optimiser
     terms = {
         "parameters": style.stored_weight * held / shared["parameters"],
         "gradients": np.maximum(style.gradient_bytes, style.stored_weight) * held / shared["gradients"],
-        "optimizer": 4 * optimizer_states * held / shared["optimizer"],
+        "optimizer": 4 * optimizer_states * (not served) * held / shared["optimizer"],
         "master": style.master * held / shared["optimizer"],
         "gathered": np.where(grid.sharded >= 2, style.weight_bytes * _gathered(work, grid, held), 0.0),
         "activations": activations,
         "scores": scores,
+        **(agreement.held(work, grid, batch, held, optimizer_states, style) if agreement else {}),
     }
     return Memory(**terms, reserve=CONTEXT + style.fragmented * sum(terms.values()))
 

@@ -5,9 +5,8 @@ from typing import Literal
 
 from slipstream.job import Job
 from slipstream.job.base import Section, refuse
-from slipstream.job.job import FEEDBACK_IN_FP16, FP16_ON_SERVERS, LOCAL_IN_FP16, OFFLOAD_ON_CPU
+from slipstream.job.job import OFFLOAD_ON_CPU, refused_in_fp16
 from slipstream.job.models import DecoderModel, ResnetModel
-from slipstream.job.servers import Server
 from slipstream.plan.fit import exchange_misfits, misfits, nearest_layouts
 from slipstream.plan.layout import Layout
 from slipstream.plan.machine import ANY_MACHINE, Machine
@@ -73,12 +72,9 @@ def make_plan(job: Job, machine: Machine, workers: int | None = None, layout: La
         _refuse_uneven(job, job.model, layout)
     _refuse_algorithm(job, device, layout)
     precision = _precision(job, device, machine)
-    if precision == "fp16" and job.exchange.codec and job.exchange.codec.feedback:
-        raise ValueError(FEEDBACK_IN_FP16)
-    if precision == "fp16" and job.exchange.kind == "local" and layout.workers > 1:
-        raise ValueError(LOCAL_IN_FP16)
-    if precision == "fp16" and isinstance(job.exchange, Server):
-        raise ValueError(FP16_ON_SERVERS)
+    by_itself = job.exchange.kind == "local" and layout.workers == 1
+    if precision == "fp16" and not by_itself:
+        refuse(refused_in_fp16(job))
     return Plan(
         machine=str(machine),
         device=device,
@@ -106,10 +102,17 @@ def _refuse_uneven(job: Job, model: DecoderModel, layout: Layout) -> None:
             )
 
 
+def refuse_on_gpus(job: Job) -> None:
+    """Raise ValueError if workers on GPUs cannot agree in the way of the job."""
+    algorithm = job.exchange.algorithm
+    if algorithm in ("halving-doubling", "hierarchical"):
+        raise ValueError(f"exchange.algorithm {algorithm} is for CPUs; on GPUs NCCL has ring and tree, or use auto")
+
+
 def _refuse_algorithm(job: Job, device: Literal["cpu", "cuda"], layout: Layout) -> None:
     algorithm = job.exchange.algorithm
-    if device == "cuda" and algorithm in ("halving-doubling", "hierarchical"):
-        raise ValueError(f"exchange.algorithm {algorithm} is for CPUs; on GPUs NCCL has ring and tree, or use auto")
+    if device == "cuda":
+        refuse_on_gpus(job)
     if layout.shard > 1 and layout.sharded != "optimizer" and algorithm not in ("auto", "backend"):
         raise ValueError(
             f"exchange.algorithm {algorithm} has no effect where weights are sharded, which the backend adds up; leave "

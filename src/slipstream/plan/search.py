@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from slipstream.plan.cost import FAILURES, RESTART, SAVING, Bill, Waste, bill, least_waste
+from slipstream.plan.exchange import PLAIN, Agreement
 from slipstream.plan.grid import RECOMPUTE, SHARDED, Grid, Hardware, Style, hardware_of, style_of
 from slipstream.plan.layout import Layout
 from slipstream.plan.memory import Memory, memory
@@ -69,7 +70,8 @@ class Wanted:
     """How often a spot machine is taken away in an hour."""
     fixed: tuple[tuple[str, float], ...] = ()
     """What the job itself says of the layout, as columns of a grid and their values."""
-
+    agreement: Agreement = PLAIN
+    """How workers agree."""
     eager: bool = False
     """Whether blocks are never compiled."""
     fixed_order: bool = False
@@ -234,7 +236,8 @@ def _best_layouts(
     if not np.size(grid.tensor):
         return []
     count = kind.offers[0].count
-    times = step_time(wanted.work, grid, wanted.batch, kind.on, rates, wanted.style(kind.precision))
+    style = wanted.style(kind.precision)
+    times = step_time(wanted.work, grid, wanted.batch, kind.on, rates, style, wanted.agreement)
     total = times.total
     workers = grid.workers
     firsts = np.flatnonzero(np.diff(workers, prepend=0))
@@ -249,18 +252,20 @@ def _best_layouts(
 def _candidates(wanted: Wanted, count: int, linked: int, precision: str) -> _Candidates:
     tokens, quota = int(wanted.work.tokens), min(wanted.quota, MOST_ACCELERATORS)
     columns = _layouts(wanted.splits, wanted.batch, tokens, count, linked, quota)
-    if not wanted.fixed:  # replicas that share out the optimiser's state exchange as much, hold less and update less
+    if not wanted.fixed and not str(wanted.agreement):
+        # Replicas that share out the optimiser's state exchange as much as gradients, hold less and update less.
         worth = (columns["replicate"] == 1) | (columns["shard"] > 1)
         columns = {name: column[worth] for name, column in columns.items()}
     grid = _as_fixed(_with_recompute(columns, wanted.splits), wanted)
-    held = memory(wanted.work, grid, wanted.batch, wanted.optimizer_states, wanted.style(precision))
+    style = wanted.style(precision)
+    held = memory(wanted.work, grid, wanted.batch, wanted.optimizer_states, style, wanted.agreement)
     modes = len(RECOMPUTE) if wanted.splits.recompute and "recompute" not in dict(wanted.fixed) else 1
     return _Candidates(grid, held, held.total.reshape(-1, modes))
 
 
 def _as_fixed(grid: Grid, wanted: Wanted) -> Grid:
-    """Those layouts that are as the job says."""
-    fits = np.ones(np.shape(grid.tensor), dtype=bool)
+    """Those layouts that are as the job says, and that its workers can agree on."""
+    fits = wanted.agreement.admits(grid) & np.ones(np.shape(grid.tensor), dtype=bool)
     for name, value in wanted.fixed:
         fits &= getattr(grid, name) == value
     return grid if fits.all() else _rows(grid, fits)

@@ -3,7 +3,8 @@
 A product takes its arithmetic at the peak it reaches, and the traffic of its matrices on top: small ones are slow for
 that. Attention and element-wise operations come beside it, and the launching of kernels is a floor under all. What
 collectives move crosses the links inside a machine or the network between machines, and hides behind computation in
-part. A pipeline adds the time in which stages wait (Narayanan et al. 2021, arXiv 2104.04473).
+part. A pipeline adds the time in which stages wait (Narayanan et al. 2021, arXiv 2104.04473). What codecs, local steps
+and servers make of the exchange is in `exchange.py`.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from slipstream.job.exchange import Local
+from slipstream.job.servers import Server
+from slipstream.plan.exchange import PLAIN, Agreement
 from slipstream.plan.grid import OURS, Grid, Hardware, Style, micro_batches
 from slipstream.plan.rates import Rates
 from slipstream.plan.work import Number, Product, Work
@@ -42,6 +46,8 @@ class Times:
     fixed: Number
     spread: Number
     """Waiting for the slowest worker."""
+    coding: Number = 0.0
+    """Making codes of gradients, and reading them."""
 
     @property
     def total(self) -> Number:
@@ -72,8 +78,16 @@ class _Block:
         return _Block(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
-def step_time(work: Work, grid: Grid, batch: Number, on: Hardware, rates: Rates, style: Style = OURS) -> Times:
-    """The time of one step."""
+def step_time(
+    work: Work,
+    grid: Grid,
+    batch: Number,
+    on: Hardware,
+    rates: Rates,
+    style: Style = OURS,
+    agreement: Agreement = PLAIN,
+) -> Times:
+    """The time of one step; where steps differ, their mean over the run."""
     count = micro_batches(grid, batch)
     forward, backward = _block(work, grid, on, rates, style)
     both = forward + backward
@@ -95,8 +109,7 @@ def step_time(work: Work, grid: Grid, batch: Number, on: Hardware, rates: Rates,
         "context": count * layers * both.context,
         "stages": count * handed,
         "bubble": (grid.pipeline - 1) / grid.stages * (evenly + handed),
-        "gradients": _gradients(work, grid, on, rates, style, stage, count),
-        "optimizer": rates.optimizer_bytes * _owned(work, grid) / (on.bandwidth * rates.bandwidth),
+        **_agreeing(work, grid, on, rates, style, agreement, stage, count),
         "fixed": _fixed(count * layers, both, count * head, on, rates, style),
     }
     return Times(**times, spread=sum(times.values()) * rates.spread * np.log2(np.maximum(1, grid.workers)))
@@ -221,16 +234,60 @@ def _handed_over(work: Work, grid: Grid, on: Hardware, rates: Rates) -> Number:
     return (grid.pipeline > 1) * 2 * grid.stages * each
 
 
+def _agreeing(
+    work: Work,
+    grid: Grid,
+    on: Hardware,
+    rates: Rates,
+    style: Style,
+    agreement: Agreement,
+    stage: Number,
+    count: Number,
+) -> dict[str, Number]:
+    """Exchange and update."""
+    held, memory = work.parameters / (grid.tensor * grid.pipeline), on.bandwidth * rates.bandwidth
+    update, size = rates.optimizer_bytes * _owned(work, grid) / memory, style.stored_weight * held
+    setting = agreement.setting
+    if isinstance(setting, Server):
+        moved = rates.optimizer_bytes * held
+        waits, update = agreement.of_servers(setting, grid, on, rates, size, count * stage, moved)
+    elif isinstance(setting, Local):
+        summing = _sum_of(agreement.sent(work, grid, style) * held, grid.replicate, grid, on, rates)
+        waits, updates = agreement.of_local_steps(setting, summing, count * stage, update, size, memory)
+        update = np.where(grid.replicate > 1, updates, update)
+    else:
+        waits = _gradients(work, grid, on, rates, style, agreement, stage, count)
+    return {
+        "gradients": waits,
+        "optimizer": update,
+        "coding": agreement.coding(work, grid, held, on, rates, style),
+    }
+
+
+def _sum_of(size: Number, group: Number, grid: Grid, on: Hardware, rates: Rates) -> Number:
+    """Seconds of an all-reduce."""
+    return 2 * size * (group - 1) / group / _speed(grid, on, rates, group)
+
+
 def _gradients(
-    work: Work, grid: Grid, on: Hardware, rates: Rates, style: Style, stage: Number, count: Number
+    work: Work,
+    grid: Grid,
+    on: Hardware,
+    rates: Rates,
+    style: Style,
+    agreement: Agreement,
+    stage: Number,
+    count: Number,
 ) -> Number:
     """Gradients are summed once a step; with shared-out weights they and the weights travel for each micro-batch."""
     held = work.parameters / (grid.tensor * grid.pipeline)
     group = grid.data * grid.context
-    gathered, summed = style.weight_bytes * held, style.gradient_bytes * held
+    gathered, summed = style.weight_bytes * held, agreement.sent(work, grid, style) * held
     speed = _speed(grid, on, rates, group)
     part = (group - 1) / group
-    once = np.where(grid.sharded == 0, 2 * summed, summed + gathered) * part / speed
+    # Where the optimiser's state is shared out each gets the sum of its part; but codes are summed whole.
+    both = 2 if agreement.setting.codec else 1
+    once = np.where(grid.sharded == 0, 2 * summed, both * summed + gathered) * part / speed
     gathers = np.where(grid.sharded == 3, 2, 1)
     latency = rates.network_latency * np.log2(np.maximum(2, group)) * (gathers + 1) * work.layers / grid.pipeline
     each = (gathers * gathered + style.weight_bytes * held) * part / speed + latency * (group > 1)

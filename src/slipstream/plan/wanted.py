@@ -3,9 +3,10 @@
 from slipstream.job import Job
 from slipstream.job.base import Section
 from slipstream.job.data import reset_of
-from slipstream.job.job import LayoutChoice
+from slipstream.job.job import LayoutChoice, refused_in_fp16
 from slipstream.job.models import DecoderModel
 from slipstream.job.train import Adam, AdamW, Lamb, Lars, Momentum, Nesterov, Sgd
+from slipstream.plan.exchange import Agreement
 from slipstream.plan.grid import RECOMPUTE, SHARDED, of_products
 from slipstream.plan.layout import AXES
 from slipstream.plan.search import MOST_ACCELERATORS, Splits, Wanted
@@ -31,7 +32,7 @@ def wanted_of(job: Job, work: Work, samples: float) -> Wanted:
         batch=job.train.batch,
         samples=samples,
         optimizer_states=states_of(job.train.optimizer),
-        precisions=("bf16", "fp16") if job.train.precision == "auto" else (of_products(job.train.precision),),
+        precisions=_precisions(job),
         data_bytes=2.0 * samples * float(work.tokens),
         checkpoints=job.checkpoint.keep,
         deadline=limits.deadline,
@@ -39,10 +40,22 @@ def wanted_of(job: Job, work: Work, samples: float) -> Wanted:
         quota=limits.accelerators or MOST_ACCELERATORS,
         preemption=limits.preemption,
         fixed=_fixed(job.layout),
+        agreement=Agreement(job.exchange, _plainly(job, samples)),
         eager=job.train.compile is False or bool(getattr(job.model, "dropout", 0)),
         fixed_order=job.train.deterministic,
         by_rows=job.train.precision == "fp8-rows",
     )
+
+
+def _precisions(job: Job) -> tuple[str, ...]:
+    if job.train.precision != "auto":
+        return (of_products(job.train.precision),)
+    return ("bf16",) if refused_in_fp16(job) else ("bf16", "fp16")
+
+
+def _plainly(job: Job, samples: float) -> float:
+    """Part of the run in which gradients travel as they are."""
+    return min(1.0, job.exchange.codec.warmup.samples(int(samples)) / samples) if job.exchange.codec else 0.0
 
 
 def _fixed(layout: LayoutChoice) -> tuple[tuple[str, float], ...]:

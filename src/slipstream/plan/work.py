@@ -24,6 +24,17 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """Weights of n rows and k columns, of which there are so many in a model."""
+
+    n: Number
+    k: Number
+    count: Number = 1
+    split: Literal["n", "k", "no"] = "no"
+    """Which of them tensor workers share out."""
+
+
+@dataclass(frozen=True)
 class Work:
     """A model as a row of equal blocks between a table and a head. One that is not so is a single block."""
 
@@ -57,6 +68,8 @@ class Work:
     """Looked up before the first block."""
     head_parameters: Number
     """After the last block; none where the table serves again."""
+    matrices: tuple[Matrix, ...] = ()
+    """What codecs make smaller: of all parameters those that are not biases, norms and the like."""
 
     @property
     def parameters(self) -> Number:
@@ -81,10 +94,12 @@ def decoder_work(
     sequence: Number,
     small: tuple[Number, Number, Number] = (0, 0, 0),
     tied: Number = False,
+    places: Number = 0,
 ) -> Work:
     """A decoder. `inward` is the number of products into the feed-forward part: 2 where one of them is a gate.
 
-    `small` are the parameters beside the matrices: of a block, beside the table, and beside the head.
+    `small` are the parameters beside the matrices: of a block, beside the table, and beside the head. `places` are the
+    positions that have a row of weights each.
     """
     keys = hidden * kv_heads / heads
     block = (
@@ -92,6 +107,14 @@ def decoder_work(
         Product(sequence, hidden, hidden, "k"),
         Product(sequence, inward * inner, hidden, "n"),
         Product(sequence, hidden, inner, "k"),
+    )
+    matrices = (
+        Matrix(hidden + 2 * keys, hidden, layers, "n"),
+        Matrix(hidden, hidden, layers, "k"),
+        Matrix(inner, hidden, layers * inward, "n"),
+        Matrix(hidden, inner, layers, "k"),
+        Matrix(vocabulary, hidden, 2 - tied, "n"),
+        Matrix(places, hidden),
     )
     return Work(
         layers=layers,
@@ -112,8 +135,9 @@ def decoder_work(
         fused=(inward - 1) * inner,  # the gate's activation
         products_inside=2 * hidden + 2 * keys + inward * inner,
         block_parameters=sum(part.n * part.k for part in block) + small[0],
-        table_parameters=vocabulary * hidden + small[1],
+        table_parameters=(vocabulary + places) * hidden + small[1],
         head_parameters=vocabulary * hidden * (1 - tied) + small[2],
+        matrices=matrices,
     )
 
 
@@ -124,8 +148,8 @@ def work_of_decoder(model: DecoderModel, vocabulary: int, sequence: int) -> Work
     inward = 2 if model.activation == "swiglu" else 1
     norm = hidden * (1 + (bias if model.norm == "layer" else 0))
     biases = bias * (hidden + 2 * hidden * kv_heads // model.heads + hidden + inward * inner + hidden)
-    positions = (model.context or sequence) * hidden if model.positions == "learned" else 0
-    small = (2 * norm + biases, positions, norm)
+    places = (model.context or sequence) if model.positions == "learned" else 0
+    small = (2 * norm + biases, 0, norm)
     return decoder_work(
-        model.layers, hidden, model.heads, kv_heads, inner, inward, vocabulary, sequence, small, model.tied
+        model.layers, hidden, model.heads, kv_heads, inner, inward, vocabulary, sequence, small, model.tied, places
     )

@@ -18,7 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slipstream.data.base import Facts
 from slipstream.job import Job
 from slipstream.job.models import DecoderModel
+from slipstream.job.servers import Server
 from slipstream.plan import Layout, Plan
+from slipstream.plan.exchange import served
 from slipstream.plan.wanted import states_of
 from slipstream.train.kernels.linear_cross_entropy import ROWS
 from slipstream.train.models import build_model
@@ -49,11 +51,16 @@ class Held:
     """Kept from forward to backward, for all micro-batches that are on their way at once."""
     offloaded: int
     """Not on the accelerator but in main memory, and not in the total."""
+    exchange: dict[str, int]
+    """What the exchange holds beside gradients, by the planner's names; only what there is."""
+    served: int
+    """What all servers hold together, in main memory beside the workers, and not in the total."""
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.parameters + self.gradients + self.optimizer + self.gathered + self.activations
+        state = self.parameters + self.gradients + self.optimizer + sum(self.exchange.values())
+        return state + self.gathered + self.activations
 
 
 def dry_run(job: Job, plan: Plan, rank: int, facts: Facts) -> Held:
@@ -67,13 +74,16 @@ def dry_run(job: Job, plan: Plan, rank: int, facts: Facts) -> Held:
         held = whole if layout.sharded == "optimizer" else sum(_bytes(part.weight) for part in split.parts)
         state = int(states_of(job.train.optimizer) * sum(_bytes(part.weight) for part in parts))
         offloaded = layout.offload == "optimizer"
-        gathered = _gathered(split, layout)
+        gathered, exchange = _gathered(split, layout), _exchanged(split, job)
         try:
             activations = _activations(job, plan, rank, facts)
         except (RuntimeError, IndexError) as error:
             raise ValueError(f"the model cannot be run on {layout}, without numbers: {error}") from error
+    servers = 0
+    if isinstance(job.exchange, Server):  # they have the optimiser
+        servers, state = served(job.exchange, layout.workers, held, state), 0
     at_home, away = (0, state) if offloaded else (state, 0)
-    return Held(rank, str(layout), plan.precision, held, held, at_home, gathered, activations, away)
+    return Held(rank, str(layout), plan.precision, held, held, at_home, gathered, activations, away, exchange, servers)
 
 
 @contextmanager
@@ -225,6 +235,17 @@ def _gathered(split: SplitModel, layout: Layout) -> int:
     if layout.sharded == "gradients":
         return 4 * everything
     return 4 * (everything - sum(blocks) + sum(sorted(blocks)[-2:]))
+
+
+def _exchanged(split: SplitModel, job: Job) -> dict[str, int]:
+    """What the exchange itself says, and the gradients on their way to servers, which share a machine's memory."""
+    held = split.exchange.held_bytes()
+    if isinstance(job.exchange, Server) and job.machines.device == "cpu":
+        held = {"travelling": sum(_bytes(part.weight) for part in split.parts)}
+    largest_share = -(-job.train.batch // split.layout.data)
+    if largest_share <= split.layout.micro_batch:  # gradients lie in the buckets
+        held.pop("buckets", None)
+    return {name: size for name, size in held.items() if size}
 
 
 def _in_flight(job: Job, layout: Layout, stage: int) -> int:

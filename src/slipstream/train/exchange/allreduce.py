@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from slipstream.train.exchange.adding.base import Adder, Pending
-from slipstream.train.exchange.adding.coded import Coded, ring_bytes
+from slipstream.train.exchange.adding.coded import Coded, held_by_codes, ring_bytes
 from slipstream.train.exchange.adding.lane import Lane
 from slipstream.train.exchange.base import Kept, Sum, Traffic
 
@@ -100,6 +100,10 @@ class AllReduce:
     def kept(self) -> list[Kept]:
         """What codes have left out so far."""
         return [kept for adder in self._coded for kept in adder.kept()]
+
+    def held_bytes(self) -> dict[str, int]:
+        """Buckets, in which gradients lie once they are complete, and what codes are made of and leave out."""
+        return {"buckets": sum(bucket.flat.nbytes for bucket in self._buckets), **held_by_codes(self._coded)}
 
     def traffic(self) -> Traffic:
         """Of plain sums, what a ring would send."""

@@ -25,6 +25,10 @@ class Alone:
         """Nothing."""
         return []
 
+    def held_bytes(self) -> dict[str, int]:
+        """Nothing."""
+        return {}
+
     def traffic(self) -> Traffic | None:
         """There is nobody to send to."""
         return None

@@ -70,6 +70,10 @@ class Exchange(Protocol):
         """What must be there again when the run goes on."""
         ...
 
+    def held_bytes(self) -> dict[str, int]:
+        """What it holds beside weights and gradients, by the names that the planner has for it (`plan/memory.py`)."""
+        ...
+
     def traffic(self) -> Traffic | None:
         """What the last step has sent, where that is known."""
         ...

@@ -23,7 +23,7 @@ from slipstream.job.exchange import Outer
 from slipstream.plan import Network
 from slipstream.train.exchange.adding import build_adder, is_coded
 from slipstream.train.exchange.adding.base import Adder, Pending
-from slipstream.train.exchange.adding.coded import Coded, ring_bytes
+from slipstream.train.exchange.adding.coded import Coded, held_by_codes, ring_bytes
 from slipstream.train.exchange.adding.lane import Lane
 from slipstream.train.exchange.allreduce import fill_buckets
 from slipstream.train.exchange.base import Kept, Sum, Traffic
@@ -161,6 +161,16 @@ class Local:
         self.arrive()
         coded = [kept for bucket in self._buckets if isinstance(bucket.adder, Coded) for kept in bucket.adder.kept()]
         return [replace(kept, slot="change") if kept.slot == "memory" else kept for kept in coded]
+
+    def held_bytes(self) -> dict[str, int]:
+        """The anchor, the momentum of outer steps, what is on its way, and what codes are made of and leave out."""
+        buckets = self._buckets
+        return {
+            "anchor": sum(bucket.anchor.nbytes for bucket in buckets),
+            "outer": sum(bucket.momentum.nbytes for bucket in buckets if bucket.momentum is not None),
+            "travelling": sum(b.mean.nbytes + (0 if b.change is None else b.change.nbytes) for b in buckets),
+            **held_by_codes(bucket.adder for bucket in buckets if isinstance(bucket.adder, Coded)),
+        }
 
     def held(self) -> dict[nn.Parameter | str, Held]:
         """What belongs to each weight, and to each buffer by its name."""

@@ -36,6 +36,10 @@ class Sharded:
         """Nothing."""
         return []
 
+    def held_bytes(self) -> dict[str, int]:
+        """Nothing."""
+        return {}
+
     def traffic(self) -> Traffic | None:
         """FSDP2 does not say."""
         return None

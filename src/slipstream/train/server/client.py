@@ -117,6 +117,7 @@ class _Shard:
         if not self._copies:  # the model computes with what is fetched, where it is
             for weight, view in zip(self._parameters, self._fetched.views, strict=True):
                 weight.data = view
+            self._weights = self._fetched.views  # or the memory that they had before would stay
 
     def take_weights(self) -> None:
         """Into the model."""

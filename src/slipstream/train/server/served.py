@@ -160,6 +160,10 @@ class Served:
         """Nothing: what has not been applied is computed again."""
         return []
 
+    def held_bytes(self) -> dict[str, int]:
+        """Nothing beside what the desk has, which grows with the workers (`plan.exchange.served`)."""
+        return {}
+
     def traffic(self) -> Traffic:
         """What workers have sent for this update, and how late it came."""
         before, self._clock = self._clock, time.monotonic()

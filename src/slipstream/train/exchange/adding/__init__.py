@@ -3,7 +3,7 @@
 import torch.distributed as dist
 from torch import nn
 
-from slipstream.job.codecs import AnyCodec, PowerSgd
+from slipstream.job.codecs import AnyCodec, PowerSgd, is_worth_coding
 from slipstream.job.exchange import Summing
 from slipstream.plan import Network
 from slipstream.train.exchange.adding.backend import Backend
@@ -29,8 +29,6 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 ADDED = {"fp16": Summed, "bf16": Summed, "randomk": Summed, "int8": Scattered, "onebit": Scattered, "topk": Scattered}
 """How the sum of a codec's codes is taken."""
-_SMALL = 1024
-"""Tensors of fewer numbers travel as they are, and so do those of one dimension: biases and norms."""
 
 
 def build_adder(
@@ -64,11 +62,9 @@ def _build_coded(codec: AnyCodec, lane: Lane, group: dist.ProcessGroup, weights:
 
 def is_coded(setting: Summing, weight: nn.Parameter) -> bool:
     """Whether a weight's gradient goes through the codec."""
-    if setting.codec is None or weight.dim() < 2 or weight.numel() < _SMALL:
+    if setting.codec is None or weight.dim() < 2:
         return False
-    if isinstance(setting.codec, PowerSgd):  # two thin matrices must be a good deal smaller than the one
-        return 2 * setting.codec.rank * sum(as_matrix(weight)) <= weight.numel()
-    return True
+    return bool(is_worth_coding(setting.codec, *as_matrix(weight)))
 
 
 __all__ = ["ALGORITHMS", "Adder", "Coded", "Lane", "Pending", "build_adder", "is_coded"]

@@ -4,6 +4,8 @@ A worker sends a code of its gradient plus its memory, and remembers what the co
 Karimireddy et al. 2019, arXiv 1901.09847). What a step has left out counts only once the step does.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -57,6 +59,10 @@ class Coded:
             for weight, memory in zip(self._weights, split_by(self._memory, self._weights), strict=True)
         ]
 
+    def held_bytes(self) -> dict[str, int]:
+        """What has been left out and what a step leaves; or where codes are made, if nothing is kept."""
+        return {"codes": self._x.nbytes} if self._memory is None else {"unsent": self._memory.nbytes + self._x.nbytes}
+
     def _keep(self, first: Tensor) -> tuple[Tensor, Tensor]:
         """Keep a tensor from step to step: what is kept, and where a step writes what it leaves."""
         self._kept.append(first)
@@ -86,6 +92,14 @@ class Coded:
     def _all_reduce(self, code: Tensor) -> None:
         dist.all_reduce(code, group=self._group)
         self.sent += ring_bytes(code, self._workers)
+
+
+def held_by_codes(adders: Iterable[Coded]) -> dict[str, int]:
+    """What coded sums hold together."""
+    held: Counter[str] = Counter()
+    for adder in adders:
+        held.update(adder.held_bytes())
+    return dict(held)
 
 
 def ring_bytes(code: Tensor, workers: int) -> int:

@@ -32,6 +32,12 @@ class LowRank(Coded):
         bases = zip(self._weights, self._halves(self._basis, 1), strict=True)
         return [*super().kept(), *(Kept("basis", weight, basis, 0, 1) for weight, basis in bases)]
 
+    def held_bytes(self) -> dict[str, int]:
+        """Also the directions, and those that a step finds."""
+        held = super().held_bytes()
+        bases = self._next_basis.nbytes + (0 if self._basis is None else self._basis.nbytes)
+        return {**held, "codes": held.get("codes", 0) + bases}
+
     def _add(self, x: Tensor, total: Tensor, position: int) -> None:
         start = self._draw(position, x.device).to(x.dtype) if self._basis is None else self._basis
         matrices = self._matrices(x)
