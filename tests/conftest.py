@@ -49,7 +49,10 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["SLIPSTREAM_CACHE"] = before
 
 
-LONGEST = ("one_curve", "kill", "planner", "failures", "commands", "fast", "examples", "checkpoints", "benchmarks")
+LONGEST = (
+    "benchmarks", "one_curve", "data_remote", "data_prepared", "exchange_local", "packed", "kill", "planner",
+    "exchange_codecs", "failures", "commands", "server", "fast", "examples", "links",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
