@@ -93,12 +93,17 @@ def work(case: Case, rank: int, network: Network, store: str, meeting: Meeting, 
     import torch
     import torch.distributed as dist
 
+    from slipstream.train.exchange.adding import ALGORITHMS
     from slipstream.train.exchange.adding.choose import choose
+    from slipstream.train.exchange.adding.timing import time_ways
     from slipstream.train.network import measure as measure_network
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=len(case.nodes))
     known = measure_network(case.nodes)
+    began = time.monotonic()
+    known = known.model_copy(update={"sums": time_ways(known, ALGORITHMS, max(case.sizes))})
+    took = time.monotonic() - began
     chosen = {size: choose(size, case.nodes, known) for size in case.sizes}
     seconds: dict[int, dict[str, list[float]]] = {}
     for size in case.sizes:
@@ -109,7 +114,7 @@ def work(case: Case, rank: int, network: Network, store: str, meeting: Meeting, 
             seconds[size][side].append(_time(adders[side], flat, rank, meeting))
             assert flat[0] == flat[-1] == len(case.nodes), f"{side} does not add up"
     if rank == 0:
-        results.put({"network": known.model_dump(), "chosen": chosen, "seconds": seconds})
+        results.put({"network": known.model_dump(), "trying": took, "chosen": chosen, "seconds": seconds})
     meeting.barrier.wait()
 
 
@@ -164,13 +169,16 @@ def summarise(case: Case, found: dict[str, Any]) -> list[dict[str, Any]]:
                 "ring_to_tree": round(best["ring"] / best["tree"], 3),
                 "latency": found["network"]["latency"],
                 "bandwidth": found["network"]["bandwidth"],
+                "trying": round(found["trying"], 2),
             }
         )
     return rows
 
 
 def show_case(case: Case, rows: list[dict[str, Any]]) -> None:
-    console.print(f"measured at the start: {rows[0]['latency'] * 1e3:.2f} ms, {rows[0]['bandwidth'] / 1e6:.0f} MB/s")
+    first = rows[0]
+    links = f"{first['latency'] * 1e3:.2f} ms, {first['bandwidth'] / 1e6:.0f} MB/s"
+    console.print(f"measured at the start: {links}; ways were tried for {first['trying']:.1f} s")
     show(
         f"{case}: ms of a sum, the best of some rounds",
         ["size", *case.sides, "auto takes", "best / auto", "gloo / auto", "ring / tree"],

@@ -80,6 +80,8 @@ def test_what_auto_has_measured_stays_with_the_run(tmp_path, monkeypatch):
     run = RunFolder(tmp_path / "run")
     whole, network = read(run), yaml.safe_load(run.plan.read_text())["network"]
     assert network["nodes"] == [0, 1, 2] and network["latency"] > 0 and network["bandwidth"] > 0
+    tried = {int(size) for sizes in network["sums"].values() for size in sizes}
+    assert len(network["sums"]) > 1 and tried == {1024}, "no bucket of so small a model is much larger"
     forget_after(run.path, 4)
     done = slipstream("resume", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -106,6 +108,15 @@ def test_auto_goes_by_size_and_links():
     near = far.model_copy(update={"latency": 1e-5})
     assert choose(10**9, near.nodes, near) == "backend"
     assert choose(10**6, [0] * 8 + [1] * 8, far) == "hierarchical"
+
+
+def test_auto_goes_by_what_was_tried_and_not_by_the_model():
+    """For other sizes and groups, by the model from there."""
+    sums = {"ring": {1024: 0.1, 2**22: 0.2}, "tree": {1024: 0.04, 2**22: 0.9}, "halving-doubling": {1024: 0.2}}
+    tried = Network(nodes=(0, 1, 2, 3), latency=0.02, bandwidth=1e8, sums=sums)
+    assert choose(1024, tried.nodes, tried) == choose(4096, tried.nodes, tried) == "tree"
+    assert choose(2**22, tried.nodes, tried) == choose(2**24, tried.nodes, tried) == "ring"
+    assert choose(1024, (0, 1), tried) == "tree"
 
 
 @pytest.mark.parametrize("algorithm", ["halving-doubling", "hierarchical"])

@@ -3,6 +3,8 @@
 from math import prod
 from typing import Literal
 
+from pydantic import Field
+
 from slipstream.job import Job
 from slipstream.job.base import Section, refuse
 from slipstream.job.job import OFFLOAD_ON_CPU, refused_in_fp16
@@ -34,6 +36,8 @@ class Network(Section):
     """Seconds that a small message takes between machines. Where there is but one machine, nothing is measured."""
     bandwidth: float | None = None
     """Bytes a second between machines, when all send at once."""
+    sums: dict[str, dict[int, float]] = Field(default_factory=dict)
+    """Seconds that all workers took to add up some bytes, by the way of adding up and the number of bytes."""
 
 
 class Plan(Section):

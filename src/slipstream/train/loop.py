@@ -61,11 +61,11 @@ def train(
     """Build, restore; for each batch: forward, backward, exchange, update, record; now and then evaluate and save."""
     with pulse.during("build"):
         set_arithmetic(job, plan)
-        plan = know_network(job, plan, run, world)
         dataset = open_dataset(job)
         torch.manual_seed(job.seed)
         plain = build_to_split(job, dataset.facts, world.device, weight_dtype(plan))
         parameters = sum(weight.numel() for weight in plain.parameters())
+        plan = know_network(job, plan, run, world, parameters * weight_dtype(plan).itemsize)
         trial = Trial(plain, job, plan, dataset, world.device)
         here = (Served if isinstance(job.exchange, Server) else Learner)(job, plan, world, pulse, plain, dataset)
         model, batches, timeline = here.model, here.batches, here.batches.timeline

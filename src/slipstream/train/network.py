@@ -9,9 +9,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slipstream.job import Job
+from slipstream.job.exchange import Summing
 from slipstream.plan import Network, Plan
 from slipstream.runs import RunFolder, write_yaml
+from slipstream.train.exchange.adding import ALGORITHMS
 from slipstream.train.exchange.adding.links import Links, segments, wait_for
+from slipstream.train.exchange.adding.timing import time_ways
 from slipstream.train.world import World
 
 NODES = "SLIPSTREAM_NODES"
@@ -21,12 +24,19 @@ _LARGE = 2**21
 _ROUNDS = 6
 
 
-def know_network(job: Job, plan: Plan, run: RunFolder, world: World) -> Plan:
-    """The plan with what the exchange must know of the network. It is learned once, and kept in the run's plan."""
-    algorithm = job.exchange.algorithm
-    if plan.network or world.size == 1 or plan.device != "cpu" or algorithm not in ("auto", "hierarchical"):
+def know_network(job: Job, plan: Plan, run: RunFolder, world: World, model: int) -> Plan:
+    """The plan with what the exchange of a model of so many bytes must know of the network. It is learned once, and
+    kept in the run's plan."""
+    setting = job.exchange
+    if not isinstance(setting, Summing) or setting.algorithm not in ("auto", "hierarchical"):
         return plan
-    plan = plan.model_copy(update={"network": measure(nodes_of(world.size))})
+    if plan.network or world.size == 1 or plan.device != "cpu":
+        return plan
+    network = measure(nodes_of(world.size))
+    if setting.algorithm == "auto" and setting.codec is None and network.latency:
+        sums = time_ways(network, ALGORITHMS, min(setting.bucket, model))
+        network = network.model_copy(update={"sums": sums})
+    plan = plan.model_copy(update={"network": network})
     if world.rank == 0:
         write_yaml(run.plan, plan.model_dump(mode="json"))
     return plan

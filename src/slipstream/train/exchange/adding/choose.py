@@ -1,10 +1,13 @@
 """`auto`: which way of adding up is the quickest for a bucket, by latency α and bandwidth 1/β of the links.
 
 The usual model: a message of n bytes takes α + nβ (Thakur, Rabenseifner and Gropp 2005), and what handling it costs.
-What is chosen follows from the bucket's size, the workers' machines and what was measured when the run first started,
-and from nothing else. Its constants were fitted to runs of `benchmarks/allreduce.py`.
+Its constants were fitted to runs of `benchmarks/allreduce.py`. It says which ways are worth a trial (`timing.py`), and
+what was measured there for all workers and some sizes means for other sizes and for groups of workers. What is chosen
+follows from the bucket's size, the workers' machines and what was measured when the run first started, and from nothing
+else.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +18,8 @@ _ASKS = 2.1
 """Latencies of a step of gloo's ring: it asks at each whether the other is ready to receive."""
 _AT_ONCE = 2**22
 """Bytes of a part that gloo's ring sends in one step; more take more steps."""
+_WORTH = 3.0
+"""How many times longer than the quickest a way may take by the model, to be tried."""
 _LONG = 0.003
 """Latency from which on a link is long: it takes TCP some times as much until a connection that was idle is fast."""
 
@@ -40,10 +45,35 @@ class Cost:
 
 def choose(size: int, nodes: Sequence[int], network: Network | None) -> str:
     """The quickest for a bucket of so many bytes. On one machine it is the backend's own, and nothing is measured."""
-    if network is None or not network.latency or not network.bandwidth or len(set(nodes)) == 1:
+    if network is None or not network.latency or len(set(nodes)) == 1:
         return "backend"
-    latency, bandwidth = network.latency, network.bandwidth
-    return min(COSTS, key=lambda name: COSTS[name](size, nodes).seconds(latency, bandwidth))
+    expected = _expected(size, nodes, network)
+    tried = _tried(size, network)
+    if not tried:
+        return min(expected, key=lambda name: expected[name])
+    nearest, seconds = tried
+    modelled = _expected(nearest, network.nodes, network)
+    return min(seconds, key=lambda name: expected[name] * seconds[name] / modelled[name])
+
+
+def worth_trying(size: int, network: Network) -> list[str]:
+    """The ways that may be the quickest for all workers."""
+    expected = _expected(size, network.nodes, network)
+    return [name for name in expected if expected[name] <= _WORTH * min(expected.values())]
+
+
+def _expected(size: int, nodes: Sequence[int], network: Network) -> dict[str, float]:
+    assert network.latency and network.bandwidth, "both are measured, or none"
+    return {name: cost(size, nodes).seconds(network.latency, network.bandwidth) for name, cost in COSTS.items()}
+
+
+def _tried(size: int, network: Network) -> tuple[int, dict[str, float]] | None:
+    """The size nearest to this one that was tried, and how long each way took."""
+    sizes = {each for seconds in network.sums.values() for each in seconds}
+    if not sizes:
+        return None
+    nearest = min(sizes, key=lambda each: abs(math.log(each / size)))
+    return nearest, {name: seconds[nearest] for name, seconds in network.sums.items() if nearest in seconds}
 
 
 def _backend(size: int, nodes: Sequence[int]) -> Cost:

@@ -1,0 +1,58 @@
+"""How long the ways of adding up really take between these machines: tried once, when a run first starts.
+
+A model knows little of what else decides: how TCP starts, how many connections a switch bears, which processor hands
+over the messages. Sizes are few, and ways that by the model are far behind are left out: it takes as long as a few
+steps.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from slipstream.plan import Network
+from slipstream.train.exchange.adding.backend import Backend
+from slipstream.train.exchange.adding.base import Adder
+from slipstream.train.exchange.adding.choose import worth_trying
+from slipstream.train.exchange.adding.links import Algorithm, Links, PointToPoint
+
+_SIZES = tuple(2**10 * 8**power for power in range(6))
+"""Bytes: 1 KB to 32 MB."""
+_SECONDS = 0.3
+"""For the rounds of a size, about; one at least."""
+_MOST = 5
+
+
+def time_ways(network: Network, ways: dict[str, Algorithm], largest: int) -> dict[str, dict[int, float]]:
+    """Seconds by way and size, for the sizes of buckets up to about `largest`. All workers must call it."""
+    group = dist.group.WORLD
+    assert group is not None, "there are several workers"
+    links = Links(group, network.nodes)
+    adders: dict[str, Adder] = {name: PointToPoint(way, links) for name, way in ways.items()}
+    adders["backend"] = Backend(group)
+    found: dict[str, dict[int, float]] = {}
+    for size in (size for size in _SIZES if size < 3 * largest):
+        for name, seconds in _quickest({name: adders[name] for name in worth_trying(size, network)}, size).items():
+            found.setdefault(name, {})[size] = seconds
+    return found
+
+
+def _quickest(adders: dict[str, Adder], size: int) -> dict[str, float]:
+    """Seconds of each, the best of some rounds. A first round does not count: connections are made in it."""
+    flat = torch.zeros(size // 4)
+    rounds = max(1, min(_MOST, int(_SECONDS / sum(_round(adders, flat)))))
+    times = [_round(adders, flat) for _ in range(rounds)]
+    return dict(zip(adders, map(min, zip(*times, strict=True)), strict=True))
+
+
+def _round(adders: dict[str, Adder], flat: torch.Tensor) -> list[float]:
+    """Seconds of each until the last worker has its sum."""
+    times = torch.zeros(len(adders), dtype=torch.float64)
+    for number, adder in enumerate(adders.values()):
+        dist.barrier()
+        began = time.perf_counter()
+        adder.start(flat).wait()
+        times[number] = time.perf_counter() - began
+    dist.all_reduce(times, dist.ReduceOp.MAX)
+    seconds: list[float] = times.tolist()
+    return seconds
