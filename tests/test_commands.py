@@ -65,6 +65,12 @@ def test_runs_and_show(trained):
     assert detail["plan"]["layout"]["replicate"] == 2 and detail["result"]["step"] == 12
 
 
+def test_the_package_is_the_program_too(tmp_path):
+    words = [sys.executable, "-m", "slipstream", "--help"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "verify" in done.stdout
+
+
 def test_show_of_nothing(tmp_path):
     done = slipstream("show", "nothing", cwd=tmp_path)
     assert done.returncode == 2 and "holds no run" in done.stderr and "Traceback" not in done.stderr

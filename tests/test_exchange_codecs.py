@@ -63,7 +63,8 @@ def test_through_the_program(documents: Path, tmp_path: Path) -> None:
     job = write_job(tmp_path, dump(coded_job(documents, {"name": "topk", "part": 0.1})))
     done = slipstream("train", job, "--workers", "2", "--run-dir", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "times fewer than without the codec" in done.stdout.replace("\n", " ")
+    assert "times fewer than gradients as they are" in done.stdout.replace("\n", " ")
+    assert "allreduce, codec topk, part 0.1" in done.stdout
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result["sent"] > 0 and result["compression"] > 10
     whole = list(read_lines(tmp_path / "run/metrics.jsonl"))
@@ -158,6 +159,7 @@ def test_a_step_that_does_not_count_leaves_no_trace(pool: Pool, documents: Path,
         ({"part": 0.1}, ["exchange.codec", "needs name", "powersgd"]),
         ({"name": "topk", "part": "50%"}, ["part", "less than 0.33"]),
         ({"name": "int8", "rank": 2}, ["rank", "belongs to powersgd"]),
+        ({"name": "onebit", "warmup": "100%"}, ["exchange.codec", "the whole run"]),
     ],
     ids=str,
 )

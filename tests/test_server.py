@@ -13,6 +13,7 @@ import pytest
 from jobs import merge, mlp_job
 from pool import Pool, forget_after
 from program import slipstream, start, write_job
+from slipstream.api import dry_run
 from slipstream.job import Job, JobError, check_job, dump
 from slipstream.plan import Layout, Machine, make_plan
 from test_kill import children_of
@@ -55,14 +56,16 @@ def ranks_of(launcher: int) -> dict[int, int]:
     return found
 
 
-def kill_at(run: Path, step: int, rank: int, program: subprocess.Popen[str], saved: int = 0) -> None:
-    """Kill -9 a rank after this step, when so many checkpoints have been written, which is done beside training."""
+def kill_at(
+    run: Path, step: int, rank: int, program: subprocess.Popen[str], saved: int = 0, by: int = signal.SIGKILL
+) -> None:
+    """Kill a rank after this step, when so many checkpoints have been written, which is done beside training."""
     until = time.time() + 100
     while program.poll() is None and time.time() < until:
         metrics = run / "metrics.jsonl"
         written = len(list(run.glob("checkpoints/step-*/manifest.json")))
         if metrics.exists() and metrics.read_bytes().count(b"\n") >= step and written >= saved:
-            os.kill(ranks_of(program.pid)[rank], signal.SIGKILL)
+            os.kill(ranks_of(program.pid)[rank], by)
             return
         time.sleep(0.02)
     raise AssertionError(f"step {step} did not come: {program.communicate()[0] if program.poll() is not None else ''}")
@@ -98,6 +101,25 @@ def test_whoever_dies_the_curve_is_that_of_all_reduce(tmp_path: Path, pool: Pool
     for key in ("loss", "grad_norm", "val_loss", "lr"):
         values, others = ([line[key] for line in lines if key in line] for lines in (read(whole), expected))
         assert values == pytest.approx(others, rel=1e-9, abs=0), key
+
+
+def test_a_worker_that_hangs_is_started_again(tmp_path: Path) -> None:
+    job = write_job(tmp_path, merge(SLOW, {"limits.step": "5s", "checkpoint.every": 100}))
+    program = start("train", job, "--run-dir", "run", cwd=tmp_path)
+    kill_at(tmp_path / "run", 5, 1, program, by=signal.SIGSTOP)
+    said = program.communicate(timeout=120)[0]
+    assert program.returncode == 0, said
+    assert "worker 1: the worker has shown no sign of life" in said and "worker 1 was killed" in said
+    assert [line["step"] for line in read(tmp_path / "run")] == list(range(1, 41))
+
+
+def test_more_servers_than_tensors_are_refused(tmp_path: Path) -> None:
+    job = write_job(tmp_path, merge(dump(mlp_job()), {"exchange": {"kind": "server", "servers": 7}}))
+    done = slipstream("train", job, "--workers", "2", cwd=tmp_path)
+    assert done.returncode == 2 and "exchange.servers (7) must be at most 6" in " ".join(done.stderr.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
+    with pytest.raises(JobError, match=r"exchange.servers \(7\) must be at most 6"):
+        dry_run(job)
 
 
 def test_asynchronous_servers_learn_as_well(tmp_path: Path, pool: Pool) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from slipstream.job import Job, dump
 from slipstream.job.models import PRESETS
 from slipstream.plan import Plan
+from slipstream.plan.exchange import Agreement
 from slipstream.runs import RunFolder, read_lines
 from slipstream.runs.result import Result
 
@@ -48,8 +49,7 @@ class Screen:
             elif event["event"] == "warning":
                 self.say(f"warning: {event['text']}")
             elif event["event"] == "restart":
-                back = f"; servers go on from step {event['step']}" if "step" in event else ""
-                self.say(f"warning: rank {event['rank']} was killed, and is started again{back}")
+                self.say(f"warning: {_restart_in_words(event)}")
         for line in self._metrics.new_lines():
             self._advance(line)
 
@@ -101,6 +101,13 @@ class Screen:
         return f"  ${spent / 3600 * self._price:.2f} of ${(spent + left) / 3600 * self._price:.2f}"
 
 
+def _restart_in_words(event: dict[str, Any]) -> str:
+    if "servers" not in event:
+        return f"worker {event['rank']} was killed, and is started again"
+    which = "the server" if event["servers"] == 1 else f"one of {event['servers']} servers"
+    return f"{which} was killed: all go on from step {event['step']}"
+
+
 def number(value: float | None) -> str:
     """A loss in a few digits."""
     return "not finite" if value is None else f"{value:.4f}"
@@ -149,9 +156,11 @@ def plan_table(run: RunFolder, job: Job, plan: Plan) -> Table:
         ("length", f"{length}, in batches of {job.train.batch:,}"),
         ("layout", f"{plan.layout}, {plan.threads} thread{'s' if plan.threads > 1 else ''} each on {plan.device}"),
         ("precision", plan.precision),
+        ("exchange", str(Agreement(job.exchange))),
         ("run", str(run.path)),
     ):
-        table.add_row(word, meaning)
+        if meaning:
+            table.add_row(word, meaning)
     return table
 
 
@@ -190,10 +199,14 @@ def show_result(console: Console, run: RunFolder, result: Result) -> None:
         console.print(f"{result.data_wait:.0%} of the time was spent waiting for data", style="yellow")
     if result.compression and result.compression > 1:
         console.print(
-            f"each worker sent {result.sent:,} bytes of gradients a step, {result.compression:.1f} times fewer than "
-            "without the codec",
+            f"each worker sent {result.sent:,} bytes a step, {result.compression:.1f} times fewer than gradients "
+            "as they are in every step",
             style="dim",
         )
+    if result.staleness:
+        late = {int(updates): count for updates, count in result.staleness.items()}
+        mean = sum(updates * count for updates, count in late.items()) / sum(late.values())
+        console.print(f"gradients came {mean:.1f} updates late on average, {max(late)} at most", style="dim")
     console.print(
         f"[bold]{result.status}[/]{why} after {result.step:,} steps in {result.seconds:.0f} s{cost}: "
         f"loss {start} → {loss}{judged}{skipped}"

@@ -141,7 +141,8 @@ class LocalFleet:
                 return
             if any(codes) and not self._start_again(codes):
                 raise WorkersFailed(self._gather_failures(), self._run, {})
-            if hanging := self._find_hanging(codes):
+            hanging = self._find_hanging(codes)
+            if hanging and not self._ends(hanging):
                 raise WorkersFailed(hanging, self._run, self._collect_stacks())
             tick()
             time.sleep(_TICK)
@@ -166,6 +167,19 @@ class LocalFleet:
             self._run.event("restart", rank=self._servers[0], servers=len(self._servers), step=step)
             self._replace(self._servers, checkpoint)
         return True
+
+    def _ends(self, hanging: Failure) -> bool:
+        """With servers a worker that hangs is ended, to be started again like one that was killed."""
+        rank = hanging.rank
+        if not self._servers or rank in self._servers or self._again[rank] >= _MOST_RESTARTS:
+            return False
+        self._run.event("warning", text=f"worker {rank}: {hanging.message}; it is ended")
+        process = self._scratch.process(rank) or self._hosts[rank].pid
+        os.kill(process, signal.SIGKILL)
+        until = time.monotonic() + _GRACE
+        while self._codes()[rank] is None and time.monotonic() < until:
+            time.sleep(_TICK)
+        return self._codes()[rank] is not None
 
     def _replace(self, ranks: range, restore: Path | None) -> None:
         for rank in ranks:

@@ -44,6 +44,20 @@ class Scratch:
         except (FileNotFoundError, ValueError):  # not there yet, or not yet written
             return None
 
+    def leave_process(self, rank: int, process: int) -> None:
+        """Left for the launcher by the process that a worker was forked from."""
+        self._process(rank).write_text(str(process))
+
+    def process(self, rank: int) -> int | None:
+        """The id of a forked worker's process, if there is one."""
+        try:
+            return int(self._process(rank).read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _process(self, rank: int) -> Path:
+        return self.path / f"process-{rank}"
+
     def _exit_code(self, rank: int) -> Path:
         return self.path / f"exit-{rank}"
 
@@ -51,6 +65,7 @@ class Scratch:
         """What an ended worker has left, so that another can take its place."""
         self.failure(rank).unlink(missing_ok=True)
         self._exit_code(rank).unlink(missing_ok=True)
+        self._process(rank).unlink(missing_ok=True)
 
     def forget_meeting(self) -> None:
         """So that others can meet."""

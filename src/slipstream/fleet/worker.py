@@ -58,6 +58,7 @@ def main() -> None:
         if not (child := os.fork()):
             _be_rank(run, rank, size, scratch, restore)
         rank_of[child] = rank
+        scratch.leave_process(rank, child)
     while rank_of:
         child, status = os.wait()
         scratch.leave_exit_code(rank_of.pop(child), os.waitstatus_to_exitcode(status))

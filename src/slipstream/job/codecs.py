@@ -7,15 +7,23 @@ gradients change fast: hence `warmup` (as in Tang et al. 2021, arXiv 2102.02888)
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field, Tag, model_validator
 
-from slipstream.job.base import Named, Shorthand, choice
+from slipstream.job.base import Named, Shorthand, choice, refuse
 from slipstream.job.units import Count, Fraction, SampleSpanOrZero, Span
 
 
 class _Codec(Named):
     warmup: SampleSpanOrZero = Span(0.0, "run")
     """Until then gradients travel as they are: over the first part of the run (`10%`) or this many samples."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "_Codec":
+        never = self.warmup.unit == "run" and self.warmup.amount >= 1
+        refuse(
+            ["warmup 100% is the whole run: nothing would ever be coded; leave out the codec, or less"] if never else []
+        )
+        return self
 
 
 class Fp16(_Codec):

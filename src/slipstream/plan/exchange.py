@@ -73,6 +73,8 @@ class Agreement:
         """As a job file says it, without what is so anyway; nothing for plain all-reduce."""
         setting = self.setting
         said = setting.model_dump(mode="json", exclude={"kind", "codec"}, exclude_defaults=True)
+        if isinstance(setting, Local):
+            said = {"every": setting.every, **said}
         codec = setting.codec.model_dump(mode="json", exclude_defaults=True) if setting.codec else {}
         parts = [
             *map(_said, said.items()),

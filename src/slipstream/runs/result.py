@@ -54,6 +54,8 @@ class Result:
     """Bytes of gradients that the first worker sent in a step, where there are others."""
     compression: float | None = None
     """How many times more that would have been if gradients went as they are, in every step."""
+    pushes_per_s: float | None = None
+    """With servers: gradients a second that came to each, the median."""
     staleness: dict[str, int] | None = None
     """With asynchronous servers: how many updates came how many updates late."""
 
@@ -75,7 +77,12 @@ def mean_traffic(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if not any(sent):
         return {}
     plain = sum(line["sent"] * line["compression"] for line in lines if line.get("sent"))
-    return {"sent": round(sum(sent) / len(sent)), "compression": round(plain / sum(sent), 3)}
+    pushes = [line["pushes_per_s"] for line in lines if "pushes_per_s" in line]
+    return {
+        "sent": round(sum(sent) / len(sent)),
+        "compression": round(plain / sum(sent), 3),
+        "pushes_per_s": median(pushes) if pushes else None,
+    }
 
 
 def count_staleness(lines: Sequence[dict[str, Any]]) -> dict[str, int] | None:

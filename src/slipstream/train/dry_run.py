@@ -30,6 +30,7 @@ from slipstream.train.parallel.pipeline import Stage
 from slipstream.train.parallel.recompute import KEPT
 from slipstream.train.parallel.split import SplitModel, pieces_of, takes_targets
 from slipstream.train.precision import compute_dtype
+from slipstream.train.server.flat import share_out
 
 META = torch.device("meta")
 
@@ -81,6 +82,7 @@ def dry_run(job: Job, plan: Plan, rank: int, facts: Facts) -> Held:
             raise ValueError(f"the model cannot be run on {layout}, without numbers: {error}") from error
     servers = 0
     if isinstance(job.exchange, Server):  # they have the optimiser
+        share_out({part.name: _bytes(part.weight) for part in split.parts}, job.exchange.servers)
         servers, state = served(job.exchange, layout.workers, held, state), 0
     at_home, away = (0, state) if offloaded else (state, 0)
     return Held(rank, str(layout), plan.precision, held, held, at_home, gathered, activations, away, exchange, servers)

@@ -37,7 +37,9 @@ def share_out(sizes: Mapping[str, int], servers: int) -> list[list[str]]:
     """Which server has which tensors, by their bytes: the largest first, each to the one that has least so far. Whole
     tensors, because some optimisers need the whole of one."""
     if servers > len(sizes):
-        raise ValueError(f"exchange.servers ({servers}) are more than the model has tensors ({len(sizes)})")
+        raise ValueError(
+            f"exchange.servers ({servers}) must be at most {len(sizes)}: each has whole tensors of the model"
+        )
     loads = [(0, server) for server in range(servers)]
     server_of: dict[str, int] = {}
     for name in sorted(sizes, key=lambda name: -sizes[name]):

@@ -56,10 +56,10 @@ def choose(size: int, nodes: Sequence[int], network: Network | None) -> str:
     return min(seconds, key=lambda name: expected[name] * seconds[name] / modelled[name])
 
 
-def worth_trying(size: int, network: Network) -> list[str]:
-    """The ways that may be the quickest for all workers."""
+def worth_trying(size: int, network: Network) -> dict[str, float]:
+    """The ways that may be the quickest for all workers, and how long each should take."""
     expected = _expected(size, network.nodes, network)
-    return [name for name in expected if expected[name] <= _WORTH * min(expected.values())]
+    return {name: seconds for name, seconds in expected.items() if seconds <= _WORTH * min(expected.values())}
 
 
 def _expected(size: int, nodes: Sequence[int], network: Network) -> dict[str, float]:

@@ -19,8 +19,10 @@ from slipstream.train.exchange.adding.links import Algorithm, Links, PointToPoin
 _SIZES = tuple(2**10 * 8**power for power in range(6))
 """Bytes: 1 KB to 32 MB."""
 _SECONDS = 0.3
-"""For the rounds of a size, about; one at least."""
+"""For the rounds of a size, about."""
 _MOST = 5
+_PATIENCE = 5.0
+"""Seconds that a size may take by the model, all ways together, to be tried."""
 
 
 def time_ways(network: Network, ways: dict[str, Algorithm], largest: int) -> dict[str, dict[int, float]]:
@@ -32,16 +34,20 @@ def time_ways(network: Network, ways: dict[str, Algorithm], largest: int) -> dic
     adders["backend"] = Backend(group)
     found: dict[str, dict[int, float]] = {}
     for size in (size for size in _SIZES if size < 3 * largest):
-        for name, seconds in _quickest({name: adders[name] for name in worth_trying(size, network)}, size).items():
+        worth = worth_trying(size, network)
+        if sum(worth.values()) > _PATIENCE:
+            break
+        for name, seconds in _quickest({name: adders[name] for name in worth}, size).items():
             found.setdefault(name, {})[size] = seconds
     return found
 
 
 def _quickest(adders: dict[str, Adder], size: int) -> dict[str, float]:
-    """Seconds of each, the best of some rounds. A first round does not count: connections are made in it."""
+    """Seconds of each, the best of some rounds. The first one makes connections, and counts only where it is long."""
     flat = torch.zeros(size // 4)
-    rounds = max(1, min(_MOST, int(_SECONDS / sum(_round(adders, flat)))))
-    times = [_round(adders, flat) for _ in range(rounds)]
+    first = _round(adders, flat)
+    rounds = min(_MOST, int(_SECONDS / sum(first)))
+    times = [_round(adders, flat) for _ in range(rounds)] or [first]
     return dict(zip(adders, map(min, zip(*times, strict=True)), strict=True))
 
 

@@ -1,0 +1,5 @@
+"""`python -m slipstream`: the command line."""
+
+from slipstream.cli import main
+
+main()
