@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from slipstream.plan import Network
 from slipstream.train.exchange.adding.halving_doubling import SMALL
 
@@ -48,12 +50,8 @@ def choose(size: int, nodes: Sequence[int], network: Network | None) -> str:
     if network is None or not network.latency or len(set(nodes)) == 1:
         return "backend"
     expected = _expected(size, nodes, network)
-    tried = _tried(size, network)
-    if not tried:
-        return min(expected, key=lambda name: expected[name])
-    nearest, seconds = tried
-    modelled = _expected(nearest, network.nodes, network)
-    return min(seconds, key=lambda name: expected[name] * seconds[name] / modelled[name])
+    found = {name: expected[name] * _factor(name, size, network) for name in network.sums} or expected
+    return min(found, key=lambda name: found[name])
 
 
 def worth_trying(size: int, network: Network) -> dict[str, float]:
@@ -67,13 +65,11 @@ def _expected(size: int, nodes: Sequence[int], network: Network) -> dict[str, fl
     return {name: cost(size, nodes).seconds(network.latency, network.bandwidth) for name, cost in COSTS.items()}
 
 
-def _tried(size: int, network: Network) -> tuple[int, dict[str, float]] | None:
-    """The size nearest to this one that was tried, and how long each way took."""
-    sizes = {each for seconds in network.sums.values() for each in seconds}
-    if not sizes:
-        return None
-    nearest = min(sizes, key=lambda each: abs(math.log(each / size)))
-    return nearest, {name: seconds[nearest] for name, seconds in network.sums.items() if nearest in seconds}
+def _factor(name: str, size: int, network: Network) -> float:
+    """How many times longer a way took than it should by the model; between two sizes that were tried, in between."""
+    tried = sorted(network.sums[name])
+    factors = [network.sums[name][each] / _expected(each, network.nodes, network)[name] for each in tried]
+    return math.exp(float(np.interp(math.log(size), np.log(tried), np.log(factors))))
 
 
 def _backend(size: int, nodes: Sequence[int]) -> Cost:

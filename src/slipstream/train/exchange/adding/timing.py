@@ -16,11 +16,11 @@ from slipstream.train.exchange.adding.base import Adder
 from slipstream.train.exchange.adding.choose import worth_trying
 from slipstream.train.exchange.adding.links import Algorithm, Links, PointToPoint
 
-_SIZES = tuple(2**10 * 8**power for power in range(6))
-"""Bytes: 1 KB to 32 MB."""
+_SIZES = tuple(2**10 * 4**power for power in range(8))
+"""Bytes: 1 KB to 16 MB."""
 _SECONDS = 0.3
 """For the rounds of a size, about."""
-_MOST = 5
+_MOST = 20
 _PATIENCE = 5.0
 """Seconds that a size may take by the model, all ways together, to be tried."""
 
