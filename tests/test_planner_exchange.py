@@ -212,7 +212,7 @@ def test_a_desk_keeps_what_is_predicted(setting: dict[str, Any]) -> None:
         if update:
             desk.publish(update, desk.take(update))
     kept = sum(tensor.nbytes for tensor in {id(t): t for flat in flats_of(desk) for t in [flat.bytes]}.values())
-    desk.close()
+    desk.close(5.0, lambda: None)
     for thread in threads:
         thread.join(20)
     size = weight.nbytes
@@ -330,7 +330,7 @@ def test_an_exchange_is_said_as_a_job_file_has_it() -> None:
     said = {
         "allreduce, codec int8": {"codec": "int8"},
         "allreduce, codec topk, warmup 0%, part 0.1": {"codec": {"name": "topk", "part": 0.1, "warmup": "0%"}},
-        "local": {"kind": "local"},
+        "local, every 16": {"kind": "local"},
         "local, every 4, outer (lr 0.7, momentum 0.9, nesterov)": {
             "kind": "local", "every": 4, "outer": {"lr": 0.7, "momentum": 0.9, "nesterov": True},
         },
