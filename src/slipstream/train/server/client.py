@@ -26,9 +26,14 @@ class Client:
     """What a worker says to the servers. When a line is lost, ConnectionError: then `connect`, and ask anew."""
 
     def __init__(
-        self, servers: Sequence[Address], token: str, weights: Mapping[str, nn.Parameter], beat: Callable[[], None]
+        self,
+        servers: Sequence[Address],
+        token: str,
+        weights: Mapping[str, nn.Parameter],
+        beat: Callable[[], None],
+        rank: int = 0,
     ) -> None:
-        self._addresses, self._token, self._beat = servers, token, beat
+        self._addresses, self._token, self._beat, self._rank = servers, token, beat, rank
         self._name = secrets.randbits(62)
         names = share_out({name: weight.nbytes for name, weight in weights.items()}, len(servers))
         self._shards = [[weights[name] for name in shard if weights[name].requires_grad] for shard in names]
@@ -60,14 +65,14 @@ class Client:
 
     def fetch(self, ticket: Ticket) -> None:
         """Take over the servers' weights."""
-        for shard in self._lines:
+        for shard in self._in_turn():
             shard.line.send(Message("fetch", ticket.number, ticket.version))
-        for shard in self._lines:
+        for shard in self._in_turn():
             shard.take_weights()
 
     def push(self, ticket: Ticket) -> None:
         """Send the gradients, and forget them; return when all servers have them but the first, who is asked next."""
-        for shard in self._lines:
+        for shard in self._in_turn():
             shard.send_gradients(ticket)
         for shard in self._lines[1:]:
             _expect(shard.line.receive(), "taken")
@@ -77,6 +82,11 @@ class Client:
         for shard in self._lines:
             shard.line.close()
         self._lines = []
+
+    def _in_turn(self) -> "list[_Shard]":
+        """Each worker begins with another server, so that the links of all are in use."""
+        first = self._rank % len(self._lines) if self._lines else 0
+        return self._lines[first:] + self._lines[:first]
 
     def _reach_all(self) -> bool:
         with suppress(OSError):

@@ -28,7 +28,7 @@ def work(job: Job, plan: Plan, rank: int, pulse: Pulse) -> None:
     """Until the servers say that it is over. A lost line is made anew, and then what was under way begins again."""
     with pulse.during("build"):
         hand = Hand(job, plan, rank, pulse)
-        client = Client(addresses(hand.setting.servers), token(), hand.weights(), pulse.beat)
+        client = Client(addresses(hand.setting.servers), token(), hand.weights(), pulse.beat, rank)
     with pulse.during("exchange"):
         client.connect(job.limits.first_step)
     while True:
