@@ -179,17 +179,20 @@ def summarise(side: str, link: str, curve: Curve, target: float, plain: tuple[fl
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Loss over time, a picture for each link."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     links = list(dict.fromkeys(row["link"] for row in rows))
-    figure = Figure(figsize=(8, 4.5 * len(links)), dpi=120, layout="tight")
+    colours = {side: colormaps["tab20"](number) for number, side in enumerate([*PEERS, *OURS])}
+    figure = Figure(figsize=(10, 4.5 * len(links)), dpi=120, layout="tight")
     for axes, link in zip(figure.subplots(len(links), squeeze=False)[:, 0], links, strict=True):
         for row in (row for row in rows if row["link"] == link and row["curve"]):
             seconds, _, losses, _ = zip(*row["curve"], strict=True)
-            axes.plot(seconds, losses, label=row["side"], linestyle="--" if row["side"] in PEERS else "-", marker=".")
+            line = "--" if row["side"] in PEERS else "-"
+            axes.plot(seconds, losses, label=row["side"], color=colours[row["side"]], linestyle=line, marker=".")
         axes.set(xscale="log", xlabel="seconds", ylabel="loss on held-out samples", title=link)
         axes.grid(alpha=0.25)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path)
     console.print(f"drawn to {path}", style="dim")
 
