@@ -18,8 +18,9 @@ from slipstream.train.exchange.adding.links import Algorithm, Links, PointToPoin
 
 _SIZES = tuple(2**10 * 4**power for power in range(8))
 """Bytes: 1 KB to 16 MB."""
-_SECONDS = 0.3
-"""For the rounds of a size, about."""
+_SECONDS = 0.6
+"""For the rounds of a size, about; one at least, unless it should take longer than the next."""
+_LONG = 2.5
 _MOST = 20
 _PATIENCE = 5.0
 """Seconds that a size may take by the model, all ways together, to be tried."""
@@ -46,7 +47,7 @@ def _quickest(adders: dict[str, Adder], size: int) -> dict[str, float]:
     """Seconds of each, the best of some rounds. The first one makes connections, and counts only where it is long."""
     flat = torch.zeros(size // 4)
     first = _round(adders, flat)
-    rounds = min(_MOST, int(_SECONDS / sum(first)))
+    rounds = min(_MOST, max(int(_SECONDS / sum(first)), sum(first) < _LONG))
     times = [_round(adders, flat) for _ in range(rounds)] or [first]
     return dict(zip(adders, map(min, zip(*times, strict=True)), strict=True))
 
