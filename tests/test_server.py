@@ -104,7 +104,7 @@ def test_whoever_dies_the_curve_is_that_of_all_reduce(tmp_path: Path, pool: Pool
 
 
 def test_a_worker_that_hangs_is_started_again(tmp_path: Path) -> None:
-    job = write_job(tmp_path, merge(SLOW, {"limits.step": "5s", "checkpoint.every": 100}))
+    job = write_job(tmp_path, merge(SLOW, {"limits.step": "10s", "checkpoint.every": 100}))
     program = start("train", job, "--run-dir", "run", cwd=tmp_path)
     kill_at(tmp_path / "run", 5, 1, program, by=signal.SIGSTOP)
     said = program.communicate(timeout=120)[0]
