@@ -201,7 +201,7 @@ def test_the_plain_rule_of_machines():
 @given(st.sampled_from(("link", "network", "bandwidth")), st.floats(1.1, 8))
 def test_more_bandwidth_never_makes_a_plan_slower(which, factor):
     def best(given: Offer) -> dict[int, float]:
-        return {each.machines: each.seconds for each in search(wanted(), [given], "never").prospects}
+        return {each.machines: each.step for each in search(wanted(), [given], "never").prospects}
 
     slow = offer()
     if which == "bandwidth":
@@ -217,13 +217,15 @@ def test_more_bandwidth_never_makes_a_plan_slower(which, factor):
 @settings(max_examples=15, deadline=None)
 @given(st.sampled_from(("A100-40GB", "L4", "H100")), st.floats(1.05, 4))
 def test_more_memory_never_removes_a_plan(name, factor):
+    """By its steps, which layouts are chosen by: the whole time also has that of checkpoints, which is not the same for
+    layouts that are equally quick but for a ten-thousandth."""
     small = offer(name)
     large = replace(small, accelerator=replace(small.accelerator, memory=int(factor * small.accelerator.memory)))
-    soonest = [
-        min((each.seconds for each in search(wanted(), [given], "never").prospects), default=float("inf"))
+    quickest = [
+        min((each.step for each in search(wanted(), [given], "never").prospects), default=float("inf"))
         for given in (small, large)
     ]
-    assert soonest[1] <= soonest[0] * (1 + 1e-9)
+    assert quickest[1] <= quickest[0] * (1 + 1e-9)
 
 
 def test_twice_the_tokens_is_twice_the_time():
