@@ -82,7 +82,7 @@ def test_a_shape_mismatch_has_a_hint(tmp_path):
 
 @pytest.mark.parametrize("fault", ["hang", "hang-in-c"])
 def test_a_worker_that_hangs_is_found_and_every_stack_is_shown(fault, tmp_path):
-    changes = {"model.args": {"fault": fault, "rank": 0, "at": 5}, "limits": {"step": "3s", "first_step": "60s"}}
+    changes = {"model.args": {"fault": fault, "rank": 0, "at": 5}, "limits": {"step": "10s", "first_step": "60s"}}
     code, text = run_faulty(tmp_path, **changes)
     assert code == 4, text
     assert "rank 0 failed at step 5 in forward: hanging" in text, text
