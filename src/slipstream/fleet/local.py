@@ -221,6 +221,9 @@ class LocalFleet:
         # Those that wait in an exchange are waiting for someone; the one that is elsewhere is whom they wait for.
         rank = min(late, key=lambda rank: (beats[rank].phase == "exchange", beats[rank].time))
         beat = beats[rank]
+        elsewhere = any(beats[other].phase != "exchange" for other in running)
+        if beat.phase == "exchange" and elsewhere and waited[rank] < 2 * limits[rank]:
+            return None  # who came there a little later will soon be late too, and is the one to name
         message = f"the worker has shown no sign of life for {waited[rank]:.0f} s"
         return Failure(rank, beat.step, beat.phase, "hanging", message)
 
