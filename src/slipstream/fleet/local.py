@@ -174,8 +174,8 @@ class LocalFleet:
         if not self._servers or rank in self._servers or self._again[rank] >= _MOST_RESTARTS:
             return False
         self._run.event("warning", text=f"worker {rank}: {hanging.message}; it is ended")
-        process = self._scratch.process(rank) or self._hosts[rank].pid
-        os.kill(process, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it may have ended by itself just now
+            os.kill(self._scratch.process(rank) or self._hosts[rank].pid, signal.SIGKILL)
         until = time.monotonic() + _GRACE
         while self._codes()[rank] is None and time.monotonic() < until:
             time.sleep(_TICK)

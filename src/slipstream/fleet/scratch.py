@@ -39,10 +39,7 @@ class Scratch:
 
     def exit_code(self, rank: int) -> int | None:
         """How a forked worker ended, if it has."""
-        try:
-            return int(self._exit_code(rank).read_text())
-        except (FileNotFoundError, ValueError):  # not there yet, or not yet written
-            return None
+        return _number_in(self._exit_code(rank))
 
     def leave_process(self, rank: int, process: int) -> None:
         """Left for the launcher by the process that a worker was forked from."""
@@ -50,10 +47,7 @@ class Scratch:
 
     def process(self, rank: int) -> int | None:
         """The id of a forked worker's process, if there is one."""
-        try:
-            return int(self._process(rank).read_text())
-        except (FileNotFoundError, ValueError):
-            return None
+        return _number_in(self._process(rank))
 
     def _process(self, rank: int) -> Path:
         return self.path / f"process-{rank}"
@@ -74,3 +68,10 @@ class Scratch:
     def remove(self) -> None:
         """Remove it, as far as it is still there."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _number_in(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (FileNotFoundError, ValueError):  # not there yet, or not yet written
+        return None

@@ -72,7 +72,8 @@ def part_waiting(lines: Sequence[dict[str, Any]]) -> float:
 
 
 def mean_traffic(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Bytes sent in a step and how many times more that would have been without a codec, where there are others."""
+    """Bytes sent in a step, how many times more that would have been without a codec, and with servers the gradients
+    that came in a second; where there are others."""
     sent = [line["sent"] for line in lines if "sent" in line]
     if not any(sent):
         return {}

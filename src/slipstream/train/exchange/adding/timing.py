@@ -19,9 +19,11 @@ from slipstream.train.exchange.adding.links import Algorithm, Links, PointToPoin
 _SIZES = tuple(2**10 * 4**power for power in range(8))
 """Bytes: 1 KB to 16 MB."""
 _SECONDS = 0.6
-"""For the rounds of a size, about; one at least, unless it should take longer than the next."""
+"""For the rounds of a size, about."""
 _LONG = 2.5
+"""Seconds of a first round that is not followed by another: it counts itself."""
 _MOST = 20
+"""Rounds."""
 _PATIENCE = 5.0
 """Seconds that a size may take by the model, all ways together, to be tried."""
 
