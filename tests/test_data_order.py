@@ -1,5 +1,7 @@
 """The order of samples is a pure function of the job; fetching ahead does not change it."""
 
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -163,6 +165,18 @@ def test_prefetch_ends_its_thread_when_closed(taken: int) -> None:
     batches.close()
     worker.join(timeout=2)
     assert not worker.is_alive()
+
+
+def test_a_process_ends_in_peace_while_samples_are_fetched() -> None:
+    program = """
+import torch
+from slipstream.data.stream import prefetch
+batches = prefetch(lambda step: torch.arange(2000).split([1] * 2000), 0, 10**9)
+next(batches)
+batches.close()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -7,6 +7,8 @@ from queue import Empty, Queue
 from typing import TypeVar
 
 T = TypeVar("T")
+_LAST_FETCH = 5.0
+"""Seconds in which the worker should come to its end. One that waits for a storage would take too long."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ def prefetch(fetch: Callable[[int], T], start: int, stop: int, depth: int = 2) -
     finally:
         closed.set()
         _drain(ready)  # the worker may be waiting for room: it finds some, and then sees that it is over
+        worker.join(_LAST_FETCH)  # a process that ends while a thread is inside of torch is aborted by C++
 
 
 def _work(fetch: Callable[[int], T], steps: range, ready: "Queue[T | _Failure]", closed: threading.Event) -> None:
