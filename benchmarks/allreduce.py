@@ -19,7 +19,7 @@ from typing import Any
 
 from common import RESULTS, alternate, console, facts, save, show
 from network import Network, hosts, missing
-from slipstream.fleet.local import KEEP_MEMORY
+from slipstream.fleet.workers import KEEP_MEMORY
 
 SIDES = ("gloo", "ring", "tree", "halving-doubling", "hierarchical")
 KB, MB = 2**10, 2**20

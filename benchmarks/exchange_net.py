@@ -22,8 +22,8 @@ from typing import Any
 from common import RESULTS, console, facts, save, show
 from network import Network, hosts, missing
 from slipstream.data import prepare
-from slipstream.fleet.local import KEEP_MEMORY
 from slipstream.fleet.scratch import Scratch
+from slipstream.fleet.workers import KEEP_MEMORY
 from slipstream.job import Job, dump
 from slipstream.job.servers import Server
 from slipstream.plan import make_plan, this_machine

@@ -14,7 +14,7 @@ import numpy as np
 from common import console, run_all
 from cpu_train import PEERS, environments
 from memory import Peak
-from slipstream.fleet.local import KEEP_MEMORY
+from slipstream.fleet.workers import KEEP_MEMORY
 
 PEERS_PYTHON = Path(__file__).parent.parent / ".venv-peers/bin/python"
 sys.path.append(str(PEERS / "data"))
@@ -140,7 +140,7 @@ class Datasets:
         python = str(PEERS_PYTHON) if SIDES[side].peer else sys.executable
         tasks = [{**task, "module": SIDES[side].module, "out": str(out)} for out in outs]
         commands = [[python, str(PEERS / "data/reader.py"), json.dumps(each)] for each in tasks]
-        # Slipstream's workers are started with this allocator (fleet/local.py).
+        # Slipstream's workers are started with this allocator (fleet/workers.py).
         own = {**KEEP_MEMORY, "SLIPSTREAM_CACHE": cache} if side == "slipstream" else {}
         ways = [{**each, **own, "GLOBAL_RANK": each.get("RANK", "0")} for each in environments(ranks)]
         run_all(commands, ways, self.root / "log", timeout=1200, peak=peak)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.data import prepare
-from slipstream.fleet.local import KEEP_MEMORY
 from slipstream.fleet.scratch import Scratch
+from slipstream.fleet.workers import KEEP_MEMORY
 from slipstream.job import Job, dump
 from slipstream.plan import make_plan, this_machine
 from slipstream.runs import Pulse, RunFolder, create_pulse, read_lines, truncate_metrics, write_yaml

@@ -14,8 +14,8 @@ import yaml
 from jobs import mlp_job
 from pool import Pool, forget_after
 from program import slipstream, write_job
-from slipstream.fleet.local import LocalFleet
 from slipstream.fleet.scratch import Scratch
+from slipstream.fleet.workers import Workers
 from slipstream.job import dump
 from slipstream.plan import Layout, Machine, Network, make_plan, this_machine
 from slipstream.runs import RunFolder
@@ -141,5 +141,5 @@ def test_workers_tell_nccl_which_algorithm(algorithm: str, said: str | None, tmp
     job = mlp_job(**{"exchange.algorithm": algorithm, "train.precision": "bf16"})
     run = RunFolder.create(tmp_path / "run", dump(job))
     for machine, expected in ((GPUS, said), (this_machine(), None)):
-        fleet = LocalFleet(run, job, make_plan(job, machine, 2), str(tmp_path), Scratch(tmp_path))
-        assert fleet._environment().get("NCCL_ALGO") == expected
+        workers = Workers(run, job, make_plan(job, machine, 2), str(tmp_path), Scratch(tmp_path))
+        assert workers.environment().get("NCCL_ALGO") == expected

@@ -23,7 +23,7 @@ def _report(error: Exception) -> int | None:
     """Print what is known of an error and return its exit code; None if it is a bug of ours."""
     from slipstream.data.storage import StorageGone
     from slipstream.fleet.failure import NO_DATA, render
-    from slipstream.fleet.local import WorkersFailed
+    from slipstream.fleet.watch import WorkersFailed
     from slipstream.job import JobError
     from slipstream.runs import RunError
 

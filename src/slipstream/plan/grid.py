@@ -147,7 +147,7 @@ class Style:
 
 OURS = Style(stream_bytes=2, score_rows=4096, compiled=1, waits=0, fragmented=0.015)
 """Slipstream's own program, in bf16 on a GPU. On an H200 its workers took 1.0 to 2.6 GB more than their tensors, of
-22 to 127 GB: the driver's part and little else, for memory is one whole there (fleet/local.py)."""
+22 to 127 GB: the driver's part and little else, for memory is one whole there (fleet/workers.py)."""
 
 
 def style_of(precision: str, on_gpu: bool = True, eager: bool = False, fixed_order: bool = False) -> Style:

@@ -45,6 +45,8 @@ class Plan(Section):
 
     machine: str
     """In words."""
+    machines: int = 1
+    """How many such machines."""
     device: Literal["cpu", "cuda"]
     """What the workers compute on."""
     layout: Layout
