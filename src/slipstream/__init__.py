@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-__all__ = ["Job", "JobError", "Result", "load_job", "resume", "train"]
+from slipstream.version import VERSION as __version__
+
+__all__ = ["Job", "JobError", "Result", "__version__", "load_job", "resume", "train"]
 
 if TYPE_CHECKING:
     from slipstream.api import resume, train

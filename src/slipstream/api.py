@@ -28,8 +28,8 @@ from slipstream.runs import RunError, RunFolder, new_run_path, read_lines, write
 from slipstream.runs.result import Result, read_result
 
 __all__ = [
-    "RUNS", "LateRefusal", "Silence", "Watcher", "check_plans", "dry_run", "find_run", "plan", "read_plan", "resume",
-    "save_plan", "settings_of", "train",
+    "RUNS", "LateRefusal", "Silence", "Watcher", "check_plans", "create_run", "dry_run", "find_run", "plan",
+    "read_plan", "resume", "save_plan", "settings_of", "train",
 ]  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def _train(job: Job, workers: int | None, run_dir: str | Path | None, watcher: W
         RunFolder(run_dir).refuse_if_taken()
     home = str(Path.cwd())
     prepare_data(job, watcher.say, home)
-    run = _create(run_dir, job)
+    run = create_run(run_dir, job)
     with locked(run) as lock:
         try:
             return Launch(run, job, plan, home).to_end(watcher, lock)
@@ -117,7 +117,7 @@ def _is_of(job: Job, before: Plan) -> bool:
     return all(size is None or size == getattr(before.layout, axis) for axis, size in asked.items())
 
 
-def _create(run_dir: str | Path | None, job: Job) -> RunFolder:
+def create_run(run_dir: str | Path | None, job: Job) -> RunFolder:
     """The folder asked for, or the next free one under `runs`, which another launch may take at the same moment."""
     while run_dir is None:
         path = new_run_path(RUNS, job.name)

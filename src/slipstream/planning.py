@@ -252,6 +252,18 @@ def plan_here(job: Job, workers: int | None, before: Plan | None) -> Plan:
     return plan.model_copy(update={"predicted": expected})
 
 
+def plan_there(job: Job, machine: Machine, machines: int, workers: int | None) -> Plan:
+    """The plan for some machines of one kind. Raises LateRefusal if it cannot be."""
+    whole = replace(
+        machine, cores=machine.cores * machines, memory=machine.memory * machines, gpus=machine.gpus * machines
+    )
+    plan = _make_plan(job, workers, whole)
+    if plan.layout.workers % machines:
+        raise LateRefusal(job, f"{plan.layout.workers} workers cannot be shared out evenly to {machines} machines")
+    words = str(machine) if machines == 1 else f"{machines} × {machine}"
+    return plan.model_copy(update={"machines": machines, "machine": words})
+
+
 def _wanted_if_known(job: Job) -> "Wanted | None":
     """The job in numbers, where that needs neither its data nor its model built: a decoder with a known vocabulary. It
     is meant for steps after the warm-up of a codec, because the length of the run may not be known."""

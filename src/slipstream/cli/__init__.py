@@ -4,7 +4,28 @@ import sys
 
 import typer
 
-from slipstream.cli import data, doctor, init, offers, plan, probe, profile, resume, runs, schema, show, train, verify
+from slipstream.cli import (
+    agent,
+    attach,
+    capacity,
+    data,
+    doctor,
+    init,
+    jobs,
+    logs,
+    offers,
+    plan,
+    probe,
+    profile,
+    resume,
+    runs,
+    schema,
+    show,
+    stop,
+    submit,
+    train,
+    verify,
+)
 from slipstream.cli.errors import run_and_exit
 from slipstream.runs.cache import keep_bytecode
 
@@ -20,6 +41,13 @@ app.command("init")(init.command)
 app.add_typer(data.app, name="data")
 app.command("plan")(plan.command)
 app.command("train")(train.command)
+app.command("submit")(submit.command)
+app.command("jobs")(jobs.command)
+app.command("attach")(attach.command)
+app.command("logs")(logs.command)
+app.command("stop")(stop.command)
+app.command("capacity")(capacity.command)
+app.command("agent", hidden=True)(agent.command)
 app.command("verify")(verify.command)
 app.command("resume")(resume.command)
 app.command("runs")(runs.command)
@@ -33,7 +61,7 @@ app.command("doctor")(doctor.command)
 
 _EXIT_CODES = (
     "Exit codes: 0 done, 2 refused, 3 a worker failed, 4 a worker hung, 5 loss not finite, 6 stopped at a limit, "
-    "7 data out of reach, 130 stopped by Ctrl-C."
+    "7 data out of reach, 8 the fleet cannot take it, 130 stopped by a person."
 )
 
 

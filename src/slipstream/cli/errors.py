@@ -4,7 +4,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-REFUSED, STOPPED, INTERRUPTED = 2, 6, 130
+REFUSED, STOPPED, NO_FLEET, AGAIN, INTERRUPTED = 2, 6, 8, 75, 130
+"""AGAIN is for schedulers: the time limit was near, the run has saved itself and wants to be started again."""
 
 
 def run_and_exit(program: Callable[..., Any]) -> int:
@@ -22,6 +23,7 @@ def run_and_exit(program: Callable[..., Any]) -> int:
 def _report(error: Exception) -> int | None:
     """Print what is known of an error and return its exit code; None if it is a bug of ours."""
     from slipstream.data.storage import StorageGone
+    from slipstream.fleet.base import FleetError
     from slipstream.fleet.failure import NO_DATA, render
     from slipstream.fleet.watch import WorkersFailed
     from slipstream.job import JobError
@@ -35,6 +37,9 @@ def _report(error: Exception) -> int | None:
     if isinstance(error, RunError):
         print(error, file=sys.stderr)
         return REFUSED
+    if isinstance(error, FleetError):
+        print(f"the fleet cannot take it: {error}", file=sys.stderr)
+        return NO_FLEET
     if isinstance(error, StorageGone):
         print(f"the data's storage does not answer: {error}", file=sys.stderr)
         return NO_DATA

@@ -1,11 +1,15 @@
 """Options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+Fleets = Annotated[
+    Literal["local", "ray", "slurm", "kubernetes", "skypilot"],
+    typer.Option("--on", help="The fleet.", show_default=False),
+]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, or its name under runs/.")]
 
 

@@ -33,12 +33,12 @@ class Screen:
         """One line."""
         self.console.print(text, style="yellow" if text.startswith("warning") else "dim", markup=False)
 
-    def started(self, run: RunFolder, job: Job, plan: Plan) -> None:
-        """Show the plan that will be run."""
+    def started(self, run: RunFolder, job: Job, plan: Plan, since_start: bool = False) -> None:
+        """Show the plan that will be run; `since_start`, also what has come of it so far."""
         self.run, self._job = run, job
         self._price = job.machines.price_per_hour
         self._began, self._spent_before = time.monotonic(), run.seconds_spent()
-        self._metrics, self._events = Tail(run.metrics), Tail(run.events)
+        self._metrics, self._events = Tail(run.metrics, since_start), Tail(run.events, since_start)
         self.console.print(plan_table(run, job, plan))
 
     def tick(self) -> None:
@@ -116,9 +116,9 @@ def number(value: float | None) -> str:
 class Tail:
     """New lines of a growing JSON-lines file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, from_start: bool = False) -> None:
         self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._offset = path.stat().st_size if path.exists() and not from_start else 0
         self._file: int | None = None
 
     def new_lines(self) -> list[dict[str, Any]]:

@@ -128,16 +128,18 @@ _SAY_ALL = ("StorageGone", "StorageLacks", "DamagedShard")
 """Errors that name what is wrong: where in our code it was found helps nobody. The worker's log has it."""
 
 
+def summarise(failure: Failure) -> str:
+    """What happened and what to do, in two lines."""
+    message = failure.message if len(failure.message) < 600 else failure.message[:600] + " …"
+    what = f"rank {failure.rank} failed at step {failure.step} in {failure.phase}: {failure.error}: {message}"
+    advice = hint(failure)
+    return f"{what}\nwhat to do: {advice}" if advice else what
+
+
 def render(failure: Failure, run: RunFolder, stacks: dict[int, str]) -> str:
     """The report: stacks and traceback first, what happened and what to do last, where the eye is."""
     parts = [f"--- rank {rank} was here ---\n{stack.strip()}" for rank, stack in sorted(stacks.items())]
     if failure.trace and failure.error not in _SAY_ALL:
         parts.append(failure.trace.strip())
-    advice = hint(failure)
-    message = failure.message if len(failure.message) < 600 else failure.message[:600] + " …"
-    summary = [
-        f"rank {failure.rank} failed at step {failure.step} in {failure.phase}: {failure.error}: {message}",
-        *([f"what to do: {advice}"] if advice else []),
-        f"logs: {run.logs}/rank-{failure.rank}.log",
-    ]
+    summary = [summarise(failure), f"logs: {run.logs}/rank-{failure.rank}.log"]
     return "\n\n".join([*parts, "\n".join(summary)])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slipstream.fleet.crew import Crew, CrewHere
+from slipstream.fleet.failure import summarise
 from slipstream.fleet.scratch import Scratch
 from slipstream.fleet.watch import Watch, WorkersFailed
 from slipstream.fleet.workers import Workers
@@ -110,7 +111,8 @@ class Launch:
         except WorkersFailed as error:
             failure = error.failure
             with suppress(OSError):  # the disk may be what failed
-                run.event("failure", rank=failure.rank, step=failure.step, phase=failure.phase, error=failure.error)
+                where = {"rank": failure.rank, "step": failure.step, "phase": failure.phase, "error": failure.error}
+                run.event("failure", **where, text=summarise(failure), code=failure.exit_code)
             raise
         finally:
             scratch.remove()

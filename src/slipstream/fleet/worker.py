@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from slipstream.train.world import Seat
 
 
+RENDEZVOUS = "SLIPSTREAM_RENDEZVOUS"
+"""Where the ranks meet if they are on several machines: `tcp://host:port`."""
 _asked_to_stop = threading.Event()
 """A wish to stop that came before there was anything to stop."""
 
@@ -76,7 +78,7 @@ def _be_rank(run: RunFolder, rank: int, size: int, scratch: Scratch, restore: Pa
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
             from slipstream.train.world import Seat
 
-            run_rank(run, Seat(rank, size, scratch.rendezvous), restore, pulse)
+            run_rank(run, Seat(rank, size, os.environ.get(RENDEZVOUS) or scratch.rendezvous), restore, pulse)
         code = 0
     except BaseException as error:  # also what a library raises beside Exception
         write_failure(scratch, rank, pulse.step, pulse.phase, error)

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from slipstream.job.base import Section, refuse
 from slipstream.job.data import Data, DigitsData, MnistData, PreparedData, SyntheticData, TextData, of_tokens, reset_of
 from slipstream.job.exchange import AllReduce, Exchange, is_balanced
+from slipstream.job.machines import Machines
 from slipstream.job.models import DecoderModel, HuggingFaceModel, ImportModel, Model, ResnetModel
 from slipstream.job.servers import Server
 from slipstream.job.train import SHORT, Classification, Evaluate, MaskedToken, NextToken, Regression, Sgd, Task, Train
@@ -94,15 +95,6 @@ class LayoutChoice(Section):
             )
         refuse(problems)
         return self
-
-
-class Machines(Section):
-    """Where it runs."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes the GPUs if there are any."""
-    price_per_hour: Money | None = None
-    """What this machine costs in an hour; the run then shows its cost."""
 
 
 class Limits(Section):

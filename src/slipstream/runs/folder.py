@@ -11,6 +11,9 @@ from typing import Any
 
 import yaml
 
+LAUNCHER_LOG = "launcher.log"
+"""Among the logs of a run: what was said by who started and watched the ranks."""
+
 
 class RunError(ValueError):
     """A run folder cannot be used as asked."""
@@ -30,6 +33,8 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.export = self.path / "export"
         self.logs = self.path / "logs"
+        self.code = self.path / "code"
+        self.submission = self.path / "submission.json"
         self._lock = self.path / "lock"
 
     @property

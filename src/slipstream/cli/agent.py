@@ -1,0 +1,36 @@
+"""`slipstream agent`: what a fleet starts on every machine. Not for people."""
+
+import os
+import signal
+import threading
+
+import typer
+
+from slipstream.cli.errors import AGAIN, INTERRUPTED, STOPPED
+from slipstream.cli.options import RunArgument
+
+
+def command(run: RunArgument) -> None:
+    """This machine's part of a run."""
+    from slipstream.fleet.agent import run_agent
+    from slipstream.fleet.launch import Silence
+    from slipstream.runs import RunFolder
+
+    class Spoken(Silence):
+        def say(self, text: str) -> None:
+            print(text, flush=True)
+
+    warned = threading.Event()
+
+    def save_and_end(_number: int, _frame: object) -> None:
+        warned.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGUSR1, save_and_end)  # schedulers warn by it that a time limit is near
+    try:
+        result = run_agent(RunFolder.open(run), Spoken())
+    except KeyboardInterrupt:
+        raise typer.Exit(AGAIN if warned.is_set() else INTERRUPTED) from None
+    if result and result.status == "stopped":
+        asked = result.reason == "interrupted"
+        raise typer.Exit(AGAIN if asked and warned.is_set() else INTERRUPTED if asked else STOPPED)

@@ -1,0 +1,43 @@
+"""`slipstream jobs`: what was sent to fleets, and how it stands."""
+
+import json
+import time
+from typing import Any
+
+from slipstream.cli.options import AsJson
+
+
+def command(as_json: AsJson = False) -> None:
+    """List what was submitted."""
+    from slipstream.submitting import submitted
+
+    rows = [_row(run, record) for run, record in submitted()]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    if not rows:
+        print("nothing was submitted yet; `slipstream submit JOB --on local` does it")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for column in ("run", "fleet", "id", "machines", "workers", "status", "step", "loss", "sent"):
+        table.add_column(column, justify="right" if column in ("machines", "workers", "step", "loss") else "left")
+    for row in rows:
+        loss = "" if row["loss"] is None else f"{row['loss']:.4f}"
+        sent = time.strftime("%d %b %H:%M", time.localtime(row["time"]))
+        table.add_row(
+            row["run"], row["fleet"], row["id"], str(row["machines"]), str(row["workers"]), row["status"],
+            f"{row['step']:,}", loss, sent,
+        )  # fmt: skip
+    Console().print(table)
+
+
+def _row(run: Any, record: Any) -> dict[str, Any]:
+    from slipstream.cli.summary import summarise
+    from slipstream.submitting import standing_of
+
+    summary = summarise(run)
+    facts = {"fleet": record.fleet, "id": record.id, "machines": record.machines, "workers": record.workers}
+    return {**summary, **facts, "status": standing_of(run, summary["status"]), "time": record.time}

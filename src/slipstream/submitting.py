@@ -1,0 +1,189 @@
+"""The door to fleets: send a job there, and ask after it. What came of it is in its run folder, as always."""
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slipstream.api import create_run
+from slipstream.fleet.base import Fleet, FleetError, Order, Room, Status
+from slipstream.fleet.failure import WORKER_FAILED
+from slipstream.fleet.fleets import open_fleet
+from slipstream.fleet.luggage import pack
+from slipstream.job import Job, load_job, locate
+from slipstream.job.data import ImportData
+from slipstream.job.models import ImportModel
+from slipstream.plan import Plan
+from slipstream.planning import RUNS, LateRefusal, plan_here, plan_there, settings_of
+from slipstream.runs import RunError, RunFolder, find_runs, read_lines, write_text, write_yaml
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What is kept of one: where it went, and by which name it is known there."""
+
+    fleet: str
+    id: str
+    machines: int
+    workers: int
+    time: float
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that is ready to be sent."""
+
+    on: str
+    """The name of the fleet."""
+    fleet: Fleet
+    job: Job
+    plan: Plan
+    order: Order
+
+
+def send(ready: Prepared, run_dir: str | Path | None = None) -> RunFolder:
+    """Send a job to its fleet, and return when it is there. Raises FleetError or RunError; then nothing is left."""
+    run = create_run(run_dir, ready.job)
+    try:
+        write_yaml(run.plan, ready.plan.model_dump(mode="json"))
+        if _has_own_code(ready.job):
+            pack(Path.cwd(), run.code)
+        known = ready.fleet.launch(replace(ready.order, run=run.path.resolve()))
+    except BaseException:
+        shutil.rmtree(run.path)
+        with suppress(OSError):  # other runs are in it
+            RUNS.rmdir()
+        raise
+    record = Submission(ready.on, known, ready.order.machines, ready.plan.layout.workers, time.time())
+    write_text(run.submission, json.dumps(asdict(record), indent=2) + "\n")
+    return run
+
+
+def prepare(
+    job: str | Path,
+    on: str,
+    *,
+    settings: Sequence[str] = (),
+    plan: Path | None = None,
+    machines: int | None = None,
+    workers: int | None = None,
+) -> Prepared:
+    """Plan a job for a fleet and have the fleet look at it, but send nothing."""
+    saved: dict[str, Any] = yaml.safe_load(plan.read_text()) if plan else {}
+    wishes = [*settings, *(settings_of(plan, anywhere=True) if plan else [])]
+    loaded = load_job(job, wishes)
+    fleet = open_fleet(on, loaded.machines)
+    count = machines or loaded.machines.count or saved.get("machines") or 1
+    try:
+        planned = plan_here(loaded, workers, None) if on == "local" else _plan_on(fleet, loaded, count, workers)
+    except LateRefusal as error:
+        raise locate(error, job, settings) from error
+    each = -(-planned.layout.workers // count)
+    order = Order(
+        run=RUNS / loaded.name,
+        machines=count,
+        cores=each * planned.threads,
+        gpus=each if planned.device == "cuda" else 0,
+        settings=loaded.machines,
+        seconds=loaded.limits.deadline,
+        offer=saved.get("offer") or {},
+    )
+    fleet.validate(order)
+    return Prepared(on, fleet, loaded, planned, order)
+
+
+def _plan_on(fleet: Fleet, job: Job, machines: int, workers: int | None) -> Plan:
+    return plan_there(job, _best_room(fleet, job).machine, machines, workers)
+
+
+def _best_room(fleet: Fleet, job: Job) -> Room:
+    """Machines of one kind: those of which most can be had now, else at all; those with GPUs first."""
+    rooms = fleet.capacity() or fleet.capacity(whole=True)
+    if not rooms:
+        raise FleetError("there are no machines in this fleet")
+    return max(
+        rooms, key=lambda room: (bool(room.machine.gpus), room.machines * room.machine.room(job.machines.device))
+    )
+
+
+def _has_own_code(job: Job) -> bool:
+    return isinstance(job.model, ImportModel) or isinstance(job.data, ImportData)
+
+
+def read_submission(run: RunFolder) -> Submission | None:
+    """Where a run was sent, if it was."""
+    try:
+        return Submission(**json.loads(run.submission.read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def submitted(root: Path = RUNS) -> list[tuple[RunFolder, Submission]]:
+    """All runs that were sent to a fleet, oldest first."""
+    return [(run, record) for run in find_runs(root) if (record := read_submission(run))]
+
+
+def status_of(run: RunFolder) -> Status:
+    """What the fleet says of a run."""
+    record = _record(run)
+    return _fleet_of(run, record).status(record.id)
+
+
+def is_over(run: RunFolder) -> bool:
+    """Whether nothing of a run is under way any more, here or on its fleet."""
+    if run.is_running:
+        return False
+    return read_submission(run) is None or status_of(run).state == "ended"
+
+
+def standing_of(run: RunFolder, in_folder: str) -> str:
+    """How a run stands: what its folder says once it has ended, before that what the fleet says."""
+    if in_folder in ("finished", "stopped", "failed", "running"):
+        return in_folder
+    try:
+        status = status_of(run)
+    except FleetError as error:
+        return f"unknown: {error}"
+    return in_folder if status.state == "ended" else status.state
+
+
+def last_words(run: RunFolder) -> tuple[str, int]:
+    """Why a run ended without a result, and the exit code for it."""
+    ends = [event for event in read_lines(run.events) if event["event"] in ("failure", "refused")]
+    if not ends:
+        return f"{run.path} ended without a word; `slipstream logs {run.path}` shows what is known", WORKER_FAILED
+    last = ends[-1]
+    return f"{last['text']}\n`slipstream logs {run.path}` shows more", last["code"]
+
+
+def stop(run: RunFolder) -> None:
+    """Ask the fleet to stop a run, with a checkpoint."""
+    record = _record(run)
+    fleet = _fleet_of(run, record)
+    if fleet.status(record.id).state == "ended":
+        raise RunError(f"{run.path} is not running: nothing to stop")
+    fleet.stop(record.id)
+
+
+def _record(run: RunFolder) -> Submission:
+    record = read_submission(run)
+    if record is None:
+        raise RunError(f"{run.path} was not submitted to a fleet; whoever started it with `train` has it")
+    return record
+
+
+def _fleet_of(run: RunFolder, record: Submission) -> Fleet:
+    return open_fleet(record.fleet, load_job(run.job).machines)
+
+
+def capacity(on: str, job: str | Path | None = None) -> Sequence[Room]:
+    """What a fleet can give now."""
+    from slipstream.job.machines import Machines
+
+    return open_fleet(on, load_job(job).machines if job else Machines()).capacity()
