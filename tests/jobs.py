@@ -77,6 +77,11 @@ def resnet_job(**changes: Any) -> Job:
 
 def mlp_job(**changes: Any) -> Job:
     """An mlp with dropout on synthetic numbers."""
+    return Job.model_validate(mlp_values(**changes))
+
+
+def mlp_values(**changes: Any) -> dict[str, Any]:
+    """The same, as it stands in a file."""
     base = {
         "name": "mlp",
         "seed": 5,
@@ -93,4 +98,4 @@ def mlp_job(**changes: Any) -> Job:
         },
         "checkpoint": {"every": 15},
     }
-    return Job.model_validate(merge(base, changes))
+    return merge(base, changes)

@@ -64,7 +64,7 @@ def _train(job: Job, workers: int | None, run_dir: str | Path | None, watcher: W
         RunFolder(run_dir).refuse_if_taken()
     home = str(Path.cwd())
     prepare_data(job, watcher.say, home)
-    run = create_run(run_dir, job)
+    run = create_run(run_dir, job.name, job)
     with locked(run) as lock:
         try:
             return Launch(run, job, plan, home).to_end(watcher, lock)
@@ -94,6 +94,10 @@ def resume(
 
 
 def _resume(run: RunFolder, workers: int | None, settings: Sequence[str], watcher: Watcher) -> Result:
+    if run.program.exists():
+        raise RunError(
+            f"{run.path} is a program's, which only itself knows how to resume; `slipstream submit` it again"
+        )
     job = load_job(run.job, ["layout={}", *settings] if settings else ())
     with locked(run) as lock:
         result = read_result(run)
@@ -117,16 +121,16 @@ def _is_of(job: Job, before: Plan) -> bool:
     return all(size is None or size == getattr(before.layout, axis) for axis, size in asked.items())
 
 
-def create_run(run_dir: str | Path | None, job: Job) -> RunFolder:
+def create_run(run_dir: str | Path | None, name: str, job: Job | None) -> RunFolder:
     """The folder asked for, or the next free one under `runs`, which another launch may take at the same moment."""
     while run_dir is None:
-        path = new_run_path(RUNS, job.name)
+        path = new_run_path(RUNS, name)
         try:
             path.mkdir(parents=True)
         except FileExistsError:
             continue
         run_dir = path
-    return RunFolder.create(Path(run_dir), dump(job))
+    return RunFolder.create(Path(run_dir), dump(job) if job else None)
 
 
 def _home(run: RunFolder) -> str:

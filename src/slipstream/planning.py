@@ -18,7 +18,7 @@ from slipstream.plan.cost import THIS_MACHINE
 from slipstream.plan.here import Here
 from slipstream.plan.machine import ANY_MACHINE
 from slipstream.plan.plan import Predicted, refuse_on_gpus
-from slipstream.runs import RunError, RunFolder, read_lines, write_yaml
+from slipstream.runs import RunError, RunFolder, is_run, read_lines, write_yaml
 from slipstream.runs.result import steady_step
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ def read_plan(run: RunFolder) -> Plan | None:
 def find_run(name: str | Path) -> RunFolder:
     """A run by its folder, or by its name under `runs`."""
     path = Path(name)
-    if not (path / "job.yaml").exists() and (RUNS / path / "job.yaml").exists():
+    if not is_run(path) and is_run(RUNS / path):
         path = RUNS / path
     return RunFolder.open(path)
 

@@ -2,8 +2,9 @@
 
 import json
 import shutil
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,16 +13,20 @@ from typing import Any
 import yaml
 
 from slipstream.api import create_run
+from slipstream.data.importing import import_target
 from slipstream.fleet.base import Fleet, FleetError, Order, Room, Status
 from slipstream.fleet.failure import WORKER_FAILED
 from slipstream.fleet.fleets import open_fleet
 from slipstream.fleet.luggage import pack
+from slipstream.fleet.programs import Program, check_script, mpirun
 from slipstream.job import Job, load_job, locate
 from slipstream.job.data import ImportData
+from slipstream.job.file import check_machines
+from slipstream.job.machines import Machines
 from slipstream.job.models import ImportModel
 from slipstream.plan import Plan
 from slipstream.planning import RUNS, LateRefusal, plan_here, plan_there, settings_of
-from slipstream.runs import RunError, RunFolder, find_runs, read_lines, write_text, write_yaml
+from slipstream.runs import RunError, RunFolder, find_runs, new_run_path, read_lines, write_text, write_yaml
 
 
 @dataclass(frozen=True)
@@ -33,34 +38,41 @@ class Submission:
     machines: int
     workers: int
     time: float
+    settings: dict[str, Any]
+    """How the fleet was to be reached: the section `machines` of the job file."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job that is ready to be sent."""
+    """What is ready to be sent."""
 
     on: str
     """The name of the fleet."""
     fleet: Fleet
-    job: Job
-    plan: Plan
     order: Order
+    name: str
+    workers: int
+    job: Job | None
+    fill: Callable[[RunFolder], None]
+    """Puts into the new run's folder what its agents need."""
 
 
 def send(ready: Prepared, run_dir: str | Path | None = None) -> RunFolder:
-    """Send a job to its fleet, and return when it is there. Raises FleetError or RunError; then nothing is left."""
-    run = create_run(run_dir, ready.job)
+    """Send it to its fleet, and return when it is there. Raises FleetError or RunError; then nothing is left.
+
+    Without `run_dir` the run gets the next free folder, which may be another than when it was prepared.
+    """
+    run = create_run(run_dir, ready.name, ready.job)
     try:
-        write_yaml(run.plan, ready.plan.model_dump(mode="json"))
-        if _has_own_code(ready.job):
-            pack(Path.cwd(), run.code)
+        ready.fill(run)
         known = ready.fleet.launch(replace(ready.order, run=run.path.resolve()))
     except BaseException:
         shutil.rmtree(run.path)
         with suppress(OSError):  # other runs are in it
             RUNS.rmdir()
         raise
-    record = Submission(ready.on, known, ready.order.machines, ready.plan.layout.workers, time.time())
+    settings = ready.order.settings.model_dump(mode="json")
+    record = Submission(ready.on, known, ready.order.machines, ready.workers, time.time(), settings)
     write_text(run.submission, json.dumps(asdict(record), indent=2) + "\n")
     return run
 
@@ -73,6 +85,7 @@ def prepare(
     plan: Path | None = None,
     machines: int | None = None,
     workers: int | None = None,
+    run_dir: str | Path | None = None,
 ) -> Prepared:
     """Plan a job for a fleet and have the fleet look at it, but send nothing."""
     saved: dict[str, Any] = yaml.safe_load(plan.read_text()) if plan else {}
@@ -81,12 +94,13 @@ def prepare(
     fleet = open_fleet(on, loaded.machines)
     count = machines or loaded.machines.count or saved.get("machines") or 1
     try:
+        _import_own_code(loaded)
         planned = plan_here(loaded, workers, None) if on == "local" else _plan_on(fleet, loaded, count, workers)
     except LateRefusal as error:
         raise locate(error, job, settings) from error
     each = -(-planned.layout.workers // count)
     order = Order(
-        run=RUNS / loaded.name,
+        run=_folder(run_dir, loaded.name),
         machines=count,
         cores=each * planned.threads,
         gpus=each if planned.device == "cuda" else 0,
@@ -95,25 +109,85 @@ def prepare(
         offer=saved.get("offer") or {},
     )
     fleet.validate(order)
-    return Prepared(on, fleet, loaded, planned, order)
+
+    def fill(run: RunFolder) -> None:
+        write_yaml(run.plan, planned.model_dump(mode="json"))
+        if _has_own_code(loaded):
+            pack(Path.cwd(), run.code)
+
+    return Prepared(on, fleet, order, loaded.name, planned.layout.workers, loaded, fill)
+
+
+def prepare_program(
+    script: Path,
+    args: Sequence[str],
+    on: str,
+    *,
+    settings: Sequence[str] = (),
+    machines: int | None = None,
+    workers: int | None = None,
+    mpi: bool = False,
+    run_dir: str | Path | None = None,
+) -> Prepared:
+    """Have a fleet look at somebody's program, but send nothing."""
+    where = check_machines(settings)
+    within = check_script(script, Path.cwd())
+    fleet = open_fleet(on, where)
+    count = machines or where.count or 1
+    machine = _best_room(fleet, where.device).machine
+    total = workers or count * machine.room(where.device)
+    if total % count:
+        raise RunError(f"{total} workers cannot be shared out evenly to {count} machines")
+    if mpi and count > 1:
+        raise RunError("--mpi runs a program on one machine: mpirun of several needs a way to log in to them")
+    if mpi and on == "local":
+        mpirun()
+    each = total // count
+    cores = each * max(1, machine.cores // each) if not machine.gpus else min(machine.cores, each)
+    gpus = each if machine.gpus and where.device != "cpu" else 0
+    order = Order(_folder(run_dir, script.stem), count, min(cores, machine.cores), gpus, where)
+    fleet.validate(order)
+    program = Program(within, list(args), total, count, mpi)
+
+    def fill(run: RunFolder) -> None:
+        program.save(run)
+        pack(Path.cwd(), run.code)
+
+    return Prepared(on, fleet, order, script.stem, total, None, fill)
+
+
+def _folder(run_dir: str | Path | None, name: str) -> Path:
+    if run_dir:
+        RunFolder(run_dir).refuse_if_taken()
+    return (Path(run_dir) if run_dir else new_run_path(RUNS, name)).resolve()
 
 
 def _plan_on(fleet: Fleet, job: Job, machines: int, workers: int | None) -> Plan:
-    return plan_there(job, _best_room(fleet, job).machine, machines, workers)
+    return plan_there(job, _best_room(fleet, job.machines.device).machine, machines, workers)
 
 
-def _best_room(fleet: Fleet, job: Job) -> Room:
+def _best_room(fleet: Fleet, device: str) -> Room:
     """Machines of one kind: those of which most can be had now, else at all; those with GPUs first."""
     rooms = fleet.capacity() or fleet.capacity(whole=True)
     if not rooms:
         raise FleetError("there are no machines in this fleet")
-    return max(
-        rooms, key=lambda room: (bool(room.machine.gpus), room.machines * room.machine.room(job.machines.device))
-    )
+    return max(rooms, key=lambda room: (bool(room.machine.gpus), room.machines * room.machine.room(device)))
 
 
 def _has_own_code(job: Job) -> bool:
     return isinstance(job.model, ImportModel) or isinstance(job.data, ImportData)
+
+
+def _import_own_code(job: Job) -> None:
+    """What does not import here would not there, after a wait in a queue."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        for setting, section in (("model.import", job.model), ("data.import", job.data)):
+            if isinstance(section, ImportModel | ImportData):
+                import_target(section.target, setting)
+    except ValueError as error:
+        raise LateRefusal(job, str(error)) from error
 
 
 def read_submission(run: RunFolder) -> Submission | None:
@@ -132,7 +206,7 @@ def submitted(root: Path = RUNS) -> list[tuple[RunFolder, Submission]]:
 def status_of(run: RunFolder) -> Status:
     """What the fleet says of a run."""
     record = _record(run)
-    return _fleet_of(run, record).status(record.id)
+    return _fleet_of(record).status(record.id)
 
 
 def is_over(run: RunFolder) -> bool:
@@ -144,13 +218,15 @@ def is_over(run: RunFolder) -> bool:
 
 def standing_of(run: RunFolder, in_folder: str) -> str:
     """How a run stands: what its folder says once it has ended, before that what the fleet says."""
-    if in_folder in ("finished", "stopped", "failed", "running"):
+    if in_folder in ("finished", "running"):
         return in_folder
     try:
         status = status_of(run)
     except FleetError as error:
         return f"unknown: {error}"
-    return in_folder if status.state == "ended" else status.state
+    if status.state == "ended":
+        return in_folder
+    return f"{status.state} ({status.detail})" if status.state == "queued" and status.detail else status.state
 
 
 def last_words(run: RunFolder) -> tuple[str, int]:
@@ -165,7 +241,7 @@ def last_words(run: RunFolder) -> tuple[str, int]:
 def stop(run: RunFolder) -> None:
     """Ask the fleet to stop a run, with a checkpoint."""
     record = _record(run)
-    fleet = _fleet_of(run, record)
+    fleet = _fleet_of(record)
     if fleet.status(record.id).state == "ended":
         raise RunError(f"{run.path} is not running: nothing to stop")
     fleet.stop(record.id)
@@ -178,12 +254,10 @@ def _record(run: RunFolder) -> Submission:
     return record
 
 
-def _fleet_of(run: RunFolder, record: Submission) -> Fleet:
-    return open_fleet(record.fleet, load_job(run.job).machines)
+def _fleet_of(record: Submission) -> Fleet:
+    return open_fleet(record.fleet, Machines.model_validate(record.settings))
 
 
 def capacity(on: str, job: str | Path | None = None) -> Sequence[Room]:
     """What a fleet can give now."""
-    from slipstream.job.machines import Machines
-
     return open_fleet(on, load_job(job).machines if job else Machines()).capacity()

@@ -2,11 +2,16 @@
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import typer
 
 from slipstream.cli.errors import INTERRUPTED, STOPPED
 from slipstream.cli.options import RunArgument
+
+if TYPE_CHECKING:
+    from slipstream.cli.screen import Screen
+    from slipstream.runs import RunFolder
 
 _TICK = 0.1
 
@@ -15,10 +20,15 @@ def command(run: RunArgument) -> None:
     """Watch a run until it ends. Ctrl-C stops watching, not the run."""
     from slipstream.api import find_run
     from slipstream.cli.screen import Screen, show_result
+    from slipstream.runs import RunError
     from slipstream.runs.result import read_result
-    from slipstream.submitting import is_over, last_words
+    from slipstream.submitting import last_words
 
     folder = find_run(run)
+    if folder.program.exists():
+        raise RunError(
+            f"{folder.path} is a program's, which shows no progress; `slipstream logs -f {folder.path}` does"
+        )
     screen = Screen()
     try:
         _watch(screen, folder)
@@ -27,7 +37,6 @@ def command(run: RunArgument) -> None:
         raise typer.Exit(INTERRUPTED) from None
     finally:
         screen.close()
-    assert is_over(folder)
     result = read_result(folder)
     if result:
         show_result(screen.console, folder, result)
@@ -39,22 +48,20 @@ def command(run: RunArgument) -> None:
     raise typer.Exit(code)
 
 
-def _watch(screen: "Screen", folder: "RunFolder") -> None:  # type: ignore[name-defined] # noqa: F821
+def _watch(screen: "Screen", folder: "RunFolder") -> None:
     from slipstream.api import read_plan
     from slipstream.job import load_job
-    from slipstream.submitting import is_over, status_of
+    from slipstream.submitting import is_over, standing_of
 
-    said = None
-    begun = False
+    said, begun = "", False
     while not is_over(folder):
-        status = status_of(folder)
-        if status.state == "queued" and status.detail != said:
-            said = status.detail
-            screen.say(f"waiting: {said}")
         plan = read_plan(folder)
-        if not begun and plan and folder.events.exists():
-            screen.started(folder, load_job(folder.job), plan, since_start=True)
-            begun = True
         if begun:
             screen.tick()
+        elif plan and folder.events.exists():
+            screen.started(folder, load_job(folder.job), plan, since_start=True)
+            begun = True
+        elif said != (standing := standing_of(folder, "")):
+            said = standing
+            screen.say(f"{folder.name}: {said}")
         time.sleep(_TICK)

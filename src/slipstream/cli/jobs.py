@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 from slipstream.cli.options import AsJson
@@ -22,15 +23,14 @@ def command(as_json: AsJson = False) -> None:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for column in ("run", "fleet", "id", "machines", "workers", "status", "step", "loss", "sent"):
-        table.add_column(column, justify="right" if column in ("machines", "workers", "step", "loss") else "left")
+    for column in ("run", "on", "workers", "status", "step", "loss", "sent"):
+        table.add_column(column, justify="right" if column in ("step", "loss") else "left", no_wrap=column != "status")
     for row in rows:
+        several = f" on {row['machines']} machines" if row["machines"] > 1 else ""
         loss = "" if row["loss"] is None else f"{row['loss']:.4f}"
         sent = time.strftime("%d %b %H:%M", time.localtime(row["time"]))
-        table.add_row(
-            row["run"], row["fleet"], row["id"], str(row["machines"]), str(row["workers"]), row["status"],
-            f"{row['step']:,}", loss, sent,
-        )  # fmt: skip
+        name = Path(row["run"]).name
+        table.add_row(name, row["fleet"], f"{row['workers']}{several}", row["status"], f"{row['step']:,}", loss, sent)
     Console().print(table)
 
 

@@ -10,4 +10,7 @@ def command(run: RunArgument) -> None:
 
     folder = find_run(run)
     stop(folder)
-    print(f"{folder.name} is asked to save and stop; `slipstream attach {folder.path}` waits for it")
+    if folder.program.exists():
+        print(f"{folder.name} is asked to end")
+    else:
+        print(f"{folder.name} is asked to save and stop; `slipstream attach {folder.path}` waits for it")

@@ -5,6 +5,9 @@ from typing import Any
 from slipstream.runs import RunError, RunFolder, read_lines
 from slipstream.runs.result import read_result
 
+_ENDS = {"failure": "failed", "refused": "failed", "finished": "finished", "stopped": "stopped"}
+"""By the last event, where there is no result. A program leaves none."""
+
 
 def summarise(run: RunFolder) -> dict[str, Any]:
     """Where a run stands: running, finished, stopped (at a limit or by a person), failed, killed or damaged."""
@@ -36,5 +39,5 @@ def _status(run: RunFolder, ended: str | None) -> str:
         return "running"
     if ended:
         return ended
-    events = [event["event"] for event in read_lines(run.events)]
-    return "failed" if events and events[-1] == "failure" else "killed"
+    last = next((event["event"] for event in reversed(list(read_lines(run.events)))), None)
+    return _ENDS.get(last or "", "killed")

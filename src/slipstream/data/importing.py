@@ -35,7 +35,7 @@ def find_package(spec: str, setting: str) -> None:
     """The package must be there; looked up without running its code, which may import torch."""
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)  # last: code that has travelled with a run comes before what is here now
     package = spec.partition(":")[0].partition(".")[0]
     if package not in sys.modules and importlib.util.find_spec(package) is None:
         files = {path.stem for path in Path(here).glob("*.py")} | {

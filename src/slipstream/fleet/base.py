@@ -40,7 +40,7 @@ class Order:
 
     def command(self, python: str = sys.executable) -> list[str]:
         """What each machine runs."""
-        return [python, "-m", "slipstream", "agent", str(self.run)]
+        return [python, "-P", "-m", "slipstream", "agent", str(self.run)]  # -P: no modules of where it is started
 
     def written(self, python: str = sys.executable) -> str:
         """The same, for a shell."""

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from slipstream.fleet.scratch import Scratch
 from slipstream.runs import RunFolder
 
+PROGRAM = "program"
+"""The phase of a program that is not ours: it tells nothing more."""
 WORKER_FAILED, HANGING, NONFINITE, NO_DATA = 3, 4, 5, 7
 
 
@@ -131,7 +133,8 @@ _SAY_ALL = ("StorageGone", "StorageLacks", "DamagedShard")
 def summarise(failure: Failure) -> str:
     """What happened and what to do, in two lines."""
     message = failure.message if len(failure.message) < 600 else failure.message[:600] + " …"
-    what = f"rank {failure.rank} failed at step {failure.step} in {failure.phase}: {failure.error}: {message}"
+    where = "" if failure.phase == PROGRAM else f" at step {failure.step} in {failure.phase}"
+    what = f"rank {failure.rank} failed{where}: {failure.error}: {message}"
     advice = hint(failure)
     return f"{what}\nwhat to do: {advice}" if advice else what
 

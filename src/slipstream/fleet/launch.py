@@ -106,7 +106,9 @@ class Launch:
             run.event("launch", spent=round(self.spent, 3), scratch=str(scratch.path), **facts)
             watcher.started(run, self.job, plan)
             watch = self._watch(company, scratch, lock)
-            with _interruptible(watch, watcher):
+            with interruptible(
+                watch, watcher, "stopping after this step, with a checkpoint; once more to stop at once"
+            ):
                 watch.run_to_end(self.job.limits, self.restore, watcher.tick)
         except WorkersFailed as error:
             failure = error.failure
@@ -181,15 +183,15 @@ def _warn(run: RunFolder, watcher: Watcher, text: str) -> None:
 
 
 @contextmanager
-def _interruptible(watch: Watch, watcher: Watcher) -> Iterator[None]:
-    """The first Ctrl-C asks for a checkpoint and a stop; the second ends everything at once."""
+def interruptible(watch: Watch, watcher: Watcher, words: str) -> Iterator[None]:
+    """The first Ctrl-C asks for a checkpoint and a stop, in these words; the second ends everything at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def ask(_number: int, _frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        watcher.say("stopping after this step, with a checkpoint; once more to stop at once")
+        watcher.say(words)
         watch.interrupt()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

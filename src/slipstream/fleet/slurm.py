@@ -1,6 +1,5 @@
 """The fleet `slurm`: a batch script that starts one agent on every node."""
 
-import os
 import re
 import shlex
 import shutil
@@ -46,7 +45,7 @@ class SlurmFleet:
         counts: Counter[tuple[str, Machine]] = Counter()
         for line in sorted(set(asked.splitlines())):
             partition, _, cores, memory, gres, state = line.strip().split("|")
-            machine = Machine("Slurm", int(cores), int(memory.rstrip("+")) * 2**20, _gpus(gres), bf16=True)
+            machine = Machine("", int(cores), int(memory.rstrip("+")) * 2**20, _gpus(gres), bf16=True)
             usable = state.rstrip("*~#!%$@^-") in ("idle", *(("mixed", "allocated", "completing") if whole else ()))
             counts[partition.rstrip("*"), machine] += usable and not state.endswith("*")
         mine = self._settings.partition
@@ -111,10 +110,8 @@ def _ask(*words: str, may_fail: bool = False) -> str:
         raise FleetError(
             f"{words[0]} was not found: this machine has no Slurm; submit from a login node of the cluster"
         )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SBATCH_", "SLURM_"))}
-    environment |= {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE, check=False, env=environment)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE, check=False)
     except subprocess.TimeoutExpired:
         raise FleetError(f"{words[0]} has not answered in {_PATIENCE:.0f} s: is Slurm's controller running?") from None
     if done.returncode and not may_fail:

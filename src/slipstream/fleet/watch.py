@@ -39,8 +39,11 @@ class Watch:
         """How often each rank was started again."""
         self._asked = False
 
-    def run_to_end(self, limits: Limits, restore: Path | None, tick: Callable[[], None]) -> None:
-        """Start the ranks and watch them; `tick` is called many times a second. Raises WorkersFailed."""
+    def run_to_end(self, limits: Limits | None, restore: Path | None, tick: Callable[[], None]) -> None:
+        """Start the ranks and watch them; `tick` is called many times a second. Raises WorkersFailed.
+
+        Without limits nobody is taken for hanging: programs of others show no signs of life.
+        """
         try:
             self._start(list(self._crews), restore)
             self._watch(limits, tick)
@@ -72,7 +75,7 @@ class Watch:
             found |= crew.states()
         return dict(sorted(found.items()))
 
-    def _watch(self, limits: Limits, tick: Callable[[], None]) -> None:
+    def _watch(self, limits: Limits | None, tick: Callable[[], None]) -> None:
         while True:
             states = self._states()
             codes = {rank: state.code for rank, state in states.items()}
@@ -82,7 +85,7 @@ class Watch:
                 return
             if any(codes.values()) and not self._start_again(states):
                 raise WorkersFailed(self._gather_failures(), self._run, {})
-            hanging = find_hanging(states, limits)
+            hanging = find_hanging(states, limits) if limits else None
             if hanging and not self._ends(hanging):
                 raise WorkersFailed(hanging, self._run, self._stacks())
             tick()

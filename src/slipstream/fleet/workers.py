@@ -55,7 +55,7 @@ class Workers:
         words = [str(self.run.path), named, str(self.plan.layout.workers), str(self.scratch.path)]
         return Process(
             tuple(ranks),
-            [sys.executable, "-m", "slipstream.fleet.worker", *words, *([str(restore)] if restore else [])],
+            [sys.executable, "-P", "-m", "slipstream.fleet.worker", *words, *([str(restore)] if restore else [])],
             self.environment(),
             self.run.logs / f"rank-{ranks[0]}.log",
         )

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from slipstream.job.base import nearest, shown
 from slipstream.job.explain import KeyPath, explain
 from slipstream.job.job import Job
+from slipstream.job.machines import Machines
 
 __all__ = ["JobError", "Problem", "check_job", "load_job", "locate", "nearest", "read_job"]
 
@@ -111,6 +112,27 @@ def locate(error: JobError, path: str | Path, overrides: Sequence[str] = ()) -> 
 def check_job(values: dict[str, Any]) -> Job:
     """A job from plain values, as a program writes them."""
     return _check(values, [], lambda _: "job")
+
+
+def check_machines(overrides: Sequence[str]) -> Machines:
+    """What `--set machines.…=…` says where there is no job file."""
+    lines, values, problems = _Lines("--set"), dict[str, Any](), list[Problem]()
+    for override in overrides:
+        if not override.startswith("machines."):
+            problems.append(
+                Problem(f"--set {override}", "", "a program has no job file: only machines.… has an effect")
+            )
+        problems += _apply(values, override, lines)
+    try:
+        machines = Machines.model_validate(values.get("machines", {}))
+    except ValidationError as error:
+        found = explain(error, Machines, values["machines"])
+        problems += [
+            Problem(lines.where(("machines", *path)), _dotted(("machines", *path)), text) for path, text in found
+        ]
+    if problems:
+        raise JobError(problems)
+    return machines
 
 
 def _check(values: dict[str, Any], problems: list[Problem], where: Callable[[KeyPath], str]) -> Job:

@@ -15,6 +15,7 @@ class Machine:
     """One machine that can run workers."""
 
     processor: str
+    """Its name, where that is known."""
     cores: int
     memory: int
     """Bytes."""
@@ -30,7 +31,8 @@ class Machine:
         return len(self.gpus) if self.gpus and device != "cpu" else self.cores
 
     def __str__(self) -> str:
-        what = f"{len(self.gpus)} × {self.gpus[0]}" if self.gpus else f"{self.cores} cores of {self.processor}"
+        cores = f"{self.cores} cores of {self.processor}" if self.processor else f"{self.cores} cores"
+        what = f"{len(self.gpus)} × {self.gpus[0]}" if self.gpus else cores
         return f"{what}, {self.memory / 1e9:.0f} GB"
 
 

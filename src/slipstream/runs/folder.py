@@ -15,6 +15,10 @@ LAUNCHER_LOG = "launcher.log"
 """Among the logs of a run: what was said by who started and watched the ranks."""
 
 
+_WHAT = ("job.yaml", "program.json")
+"""Files of which each run has one: what it runs."""
+
+
 class RunError(ValueError):
     """A run folder cannot be used as asked."""
 
@@ -25,6 +29,8 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.job = self.path / "job.yaml"
+        self.program = self.path / "program.json"
+        """In place of a job: what is run is somebody's program."""
         self.plan = self.path / "plan.yaml"
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
@@ -42,14 +48,15 @@ class RunFolder:
         return self.path.name
 
     @classmethod
-    def create(cls, path: Path, job: dict[str, Any]) -> "RunFolder":
-        """Make a new folder. What is there already, a run or anything else, is never touched."""
+    def create(cls, path: Path, job: dict[str, Any] | None) -> "RunFolder":
+        """Make a new folder, for a job or for something else. What is there already is never touched."""
         run = cls(path)
         run.refuse_if_taken()
         try:
             run.checkpoints.mkdir(parents=True, exist_ok=True)
             run.logs.mkdir(exist_ok=True)
-            write_yaml(run.job, job)
+            if job is not None:
+                write_yaml(run.job, job)
         except OSError as error:
             raise RunError(
                 f"{path} cannot be written: {error.strerror}; choose another folder with --run-dir"
@@ -58,7 +65,7 @@ class RunFolder:
 
     def refuse_if_taken(self) -> None:
         """A new run needs a folder of its own."""
-        if self.job.exists():
+        if self.job.exists() or self.program.exists():
             raise RunError(f"{self.path} already holds a run; `slipstream resume {self.path}` goes on with it")
         if self.path.is_dir() and any(self.path.iterdir()):
             raise RunError(f"{self.path} is not empty; --run-dir names the new folder of this one run")
@@ -66,7 +73,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
         """Find an existing run."""
-        if not (path / "job.yaml").exists():
+        if not is_run(path):
             raise RunError(f"{path} holds no run (no job.yaml in it); `slipstream runs` lists those there are")
         return cls(path)
 
@@ -131,6 +138,11 @@ class RunFolder:
                 self.events.write_bytes(content[: content.rfind(b"\n") + 1])
 
 
+def is_run(path: Path) -> bool:
+    """Whether a folder holds a run."""
+    return any((path / name).exists() for name in _WHAT)
+
+
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Add one line of JSON."""
     with path.open("a", encoding="utf-8") as file:
@@ -177,7 +189,8 @@ def new_run_path(root: Path, name: str) -> Path:
 
 def find_runs(root: Path) -> list[RunFolder]:
     """All runs below a folder, oldest first."""
-    return [RunFolder(job.parent) for job in sorted(root.glob("*/job.yaml"), key=lambda p: p.stat().st_mtime)]
+    found = [file for name in _WHAT for file in root.glob(f"*/{name}")]
+    return [RunFolder(file.parent) for file in sorted(found, key=lambda file: file.stat().st_mtime)]
 
 
 def _is_alive(launcher: bytes) -> bool:

@@ -1,0 +1,188 @@
+"""Other people's programs: any script, with the environment that its framework expects."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from slipstream.fleet import guard
+from slipstream.fleet.crew import CrewHere, Process
+from slipstream.fleet.failure import PROGRAM, Failure, summarise
+from slipstream.fleet.launch import Company, Watcher, interruptible
+from slipstream.fleet.line import free_ports
+from slipstream.fleet.scratch import Scratch
+from slipstream.fleet.watch import Watch, WorkersFailed
+from slipstream.fleet.work import Addresses, gloo_at, written
+from slipstream.runs import RunError, RunFolder, write_text
+
+_PATIENCE = 900.0
+_ADDRESSES = "SLIPSTREAM_ADDRESSES"
+"""`host:port` of every rank."""
+_LAST_LINES = 25
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is run: as many times as there are workers, or once by mpirun."""
+
+    script: str
+    """Within the run's code."""
+    args: list[str]
+    workers: int
+    machines: int
+    mpi: bool = False
+
+    def save(self, run: RunFolder) -> None:
+        """Leave it in a run's folder."""
+        write_text(run.program, json.dumps(asdict(self), indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class ProgramWork:
+    """A program, as the agents see it."""
+
+    run: RunFolder
+    program: Program
+    home: str
+    patience: float = _PATIENCE
+
+    @classmethod
+    def of(cls, run: RunFolder, home: str) -> "ProgramWork":
+        """As its folder has it."""
+        try:
+            return cls(run, Program(**json.loads(run.program.read_text())), home)
+        except (OSError, ValueError, TypeError) as error:
+            raise RunError(f"{run.program} cannot be read: {error}") from error
+
+    @property
+    def machines(self) -> int:
+        return self.program.machines
+
+    @property
+    def _each(self) -> int:
+        return self.program.workers // self.machines
+
+    def ranks_on(self, machine: int) -> tuple[int, ...]:
+        if self.program.mpi:
+            return (0,)  # mpirun makes the others
+        return tuple(range(machine * self._each, (machine + 1) * self._each))
+
+    def ports_on(self, machine: int) -> int:
+        """One for each rank, at which TensorFlow listens; on the head two more, for torch and JAX."""
+        return self._each + 2 * (machine == 0)
+
+    def prepare(self, watcher: Watcher) -> None:
+        """Nothing."""
+
+    def meeting(self, addresses: Addresses) -> dict[str, str]:
+        (head, (door, coordinator, *ports)), *others = addresses
+        ranks = [f"{written(host)}:{port}" for host, free in [(head, ports), *others] for port in free]
+        return {
+            "MASTER_ADDR": head,
+            "MASTER_PORT": str(door),
+            "JAX_COORDINATOR_ADDRESS": f"{written(head)}:{coordinator}",
+            _ADDRESSES: ",".join(ranks),
+        }
+
+    def crew(self, meeting: dict[str, str], here: str, scratch: Scratch) -> CrewHere:
+        return self._crew(meeting | gloo_at(here), scratch, [])
+
+    def _crew(self, told: dict[str, str], scratch: Scratch, hold: list[int]) -> CrewHere:
+        seats = self.program.workers
+        return CrewHere(lambda ranks, _: [self._process(rank, told) for rank in ranks], seats, scratch, hold)
+
+    def _process(self, rank: int, meeting: dict[str, str]) -> Process:
+        program = self.program
+        command = [sys.executable, "-u", program.script, *program.args]
+        if program.mpi:
+            root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+            command = [mpirun(), *root, "--oversubscribe", "-n", str(program.workers), *command]
+        return Process(
+            (rank,),
+            [sys.executable, "-I", guard.__file__, *command],
+            self._environment(rank, meeting),
+            self.run.logs / f"rank-{rank}.log",
+            folder=self.home,
+        )
+
+    def _environment(self, rank: int, meeting: dict[str, str]) -> dict[str, str]:
+        size, local = self.program.workers, rank % self._each
+        path = os.pathsep.join(filter(None, [self.home, os.environ.get("PYTHONPATH")]))
+        own = {"PYTHONPATH": path, "SLIPSTREAM_RUN": str(self.run.path)}
+        if self.program.mpi:  # which tells its ranks itself who they are
+            return {**os.environ, **own}
+        return {
+            "OMP_NUM_THREADS": "1",
+            **os.environ,
+            **own,
+            **meeting,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_RANK": str(local),
+            "LOCAL_WORLD_SIZE": str(self._each),
+            "GROUP_RANK": str(rank // self._each),
+            "NODE_RANK": str(rank // self._each),
+            "JAX_NUM_PROCESSES": str(size),
+            "JAX_PROCESS_ID": str(rank),
+            "TF_CONFIG": _tensorflow(rank, meeting[_ADDRESSES].split(",")),
+        }
+
+    def lead(self, company: Company | None, watcher: Watcher, lock: int) -> None:
+        run, scratch, company = self.run, Scratch.create(), company or self._alone()
+        run.event("launch", spent=0.0, scratch=str(scratch.path), workers=self.program.workers, folder=self.home)
+        try:
+            crew = self._crew(dict(company.meeting), scratch, [lock])
+            watch = Watch(run, scratch, {**dict.fromkeys(company.own, crew), **company.far}, range(0))
+            with interruptible(watch, watcher, "the program is asked to end; once more to end it at once"):
+                watch.run_to_end(None, None, watcher.tick)
+        except KeyboardInterrupt:
+            run.event("stopped", reason="interrupted")
+            raise
+        except WorkersFailed as error:
+            failure = self._explained(error.failure)
+            run.event("failure", rank=failure.rank, text=summarise(failure), code=failure.exit_code)
+            raise WorkersFailed(failure, run, {}) from error
+        finally:
+            scratch.remove()
+        run.event("finished")
+
+    def _alone(self) -> Company:
+        here = "127.0.0.1"
+        meeting = self.meeting([(here, free_ports(here, self.ports_on(0)))])
+        return Company(self.ranks_on(0), {}, meeting | gloo_at(here))
+
+    def _explained(self, failure: Failure) -> Failure:
+        """With the last of what the program has said."""
+        log = self.run.logs / f"rank-{failure.rank}.log"
+        said = log.read_text(errors="replace").splitlines()[-_LAST_LINES:] if log.exists() else []
+        message = failure.message.replace("the worker", self.program.script).removesuffix(" and no exception")
+        return Failure(failure.rank, 0, PROGRAM, "ended", message, "\n".join(said), failure.time)
+
+
+def _tensorflow(rank: int, addresses: Sequence[str]) -> str:
+    return json.dumps({"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": rank}})
+
+
+def mpirun() -> str:
+    """Where it is. Raises RunError."""
+    found = shutil.which("mpirun") or shutil.which("mpiexec")
+    if not found:
+        raise RunError("mpirun was not found: install an MPI, such as Debian's openmpi-bin")
+    return found
+
+
+def check_script(script: Path, home: Path) -> str:
+    """Its path within the folder that travels. Raises RunError if it is not there, or no Python."""
+    try:
+        within = script.resolve().relative_to(home.resolve())
+        compile(script.read_text(), str(script), "exec")
+    except ValueError:
+        raise RunError(
+            f"{script} is not below {home}, which travels with it; submit from a folder that holds it"
+        ) from None
+    except SyntaxError as error:
+        raise RunError(f"{script}:{error.lineno}: {error.msg}") from error
+    return str(within)
