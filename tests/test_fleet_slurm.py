@@ -1,0 +1,128 @@
+"""`submit --on slurm`, with a real cluster of four virtual nodes that the tests start and stop."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleet import jobs, losses, processes_of, steps_of, until
+from jobs import mlp_values
+from program import slipstream, write_job
+from slurm import ask, cluster, missing
+
+DDP = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+print("sum", total.item(), "on", os.environ["SLURMD_NODENAME"], flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    if reason := missing():
+        pytest.skip(reason)
+    with cluster(tmp_path_factory.mktemp("slurm")) as environment:
+        before = dict(os.environ)
+        os.environ.update(environment)
+        yield environment
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def queue(environment: dict[str, str]) -> list[str]:
+    return ask(environment, "squeue", "--noheader", "--format=%i").split()
+
+
+def test_one_curve_on_two_nodes(slurm: dict[str, str], tmp_path: Path) -> None:
+    write_job(tmp_path, mlp_values(machines={"slurm": {"setup": ["export GREETING=hello"], "time": "10m"}}))
+    shown = slipstream("submit", "job.yaml", "--on", "slurm", "--machines", "2", "--dry-run", cwd=tmp_path)
+    assert {"#SBATCH --nodes=2", "#SBATCH --time=00:10:00", "export GREETING=hello"} <= set(shown.stdout.splitlines())
+    assert not (tmp_path / "runs").exists()
+    sent = slipstream("submit", "job.yaml", "--on", "slurm", "--machines", "2", "--workers", "4", cwd=tmp_path)
+    assert sent.returncode == 0, sent.stderr
+    watched = slipstream("attach", "mlp-1", cwd=tmp_path)
+    assert watched.returncode == 0 and "finished after 30 steps" in watched.stdout, watched.stdout + watched.stderr
+    script = (tmp_path / "runs/mlp-1/slurm.sh").read_text()
+    assert script == shown.stdout, "what was shown is what was sent"
+    assert slipstream("train", "job.yaml", "--workers", "4", cwd=tmp_path).returncode == 0
+    assert losses(tmp_path / "runs/mlp-1") == pytest.approx(losses(tmp_path / "runs/mlp-2"), rel=1e-9)  # of fp64
+    assert jobs(tmp_path)["mlp-1"]["machines"] == 2
+    until(lambda: not queue(slurm))
+    assert not processes_of(tmp_path)
+
+
+def test_warned_of_its_limit_it_saves_and_is_queued_again(slurm: dict[str, str], tmp_path: Path) -> None:
+    """The warning is the signal that Slurm itself sends before a time limit."""
+    write_job(tmp_path, mlp_values(**{"train.steps": 600, "checkpoint.every": 500}))
+    slipstream("submit", "job.yaml", "--on", "slurm", "--machines", "2", "--workers", "4", cwd=tmp_path)
+    run = tmp_path / "runs/mlp-1"
+    until(lambda: steps_of(run) > 20)
+    number = json.loads((run / "submission.json").read_text())["id"]
+    ask(slurm, "scancel", "--signal=USR1", number)
+    until(lambda: "PENDING" in ask(slurm, "squeue", "--noheader", "--format=%T"))
+    saved = steps_of(run)
+    assert 20 < saved < 600
+    assert jobs(tmp_path)["mlp-1"]["status"].startswith("queued")
+    ask(slurm, "scontrol", "update", f"JobId={number}", "StartTime=now")  # Slurm waits for two minutes else
+    watched = slipstream("attach", "mlp-1", cwd=tmp_path)
+    assert watched.returncode == 0, watched.stdout + watched.stderr
+    assert f"resuming mlp-1 from step {saved}" in (run / "logs/launcher.log").read_text()
+    assert slipstream("train", "job.yaml", "--workers", "4", cwd=tmp_path).returncode == 0
+    assert losses(run) == pytest.approx(losses(tmp_path / "runs/mlp-2"), rel=1e-9)
+
+
+def test_stop_saves_and_takes_back(slurm: dict[str, str], tmp_path: Path) -> None:
+    write_job(tmp_path, mlp_values(**{"train.steps": 100_000}))
+    for _ in range(2):  # together they want more nodes than there are
+        words = ["--on", "slurm", "--machines", "3", "--workers", "6"]
+        assert slipstream("submit", "job.yaml", *words, cwd=tmp_path).returncode == 0
+    until(lambda: steps_of(tmp_path / "runs/mlp-1") > 3)
+    assert jobs(tmp_path)["mlp-2"]["status"] == "queued (pending (Resources))"
+    assert slipstream("stop", "mlp-2", cwd=tmp_path).returncode == 0
+    assert slipstream("stop", "mlp-1", cwd=tmp_path).returncode == 0
+    assert slipstream("attach", "mlp-1", cwd=tmp_path).returncode == 130
+    until(lambda: not queue(slurm))
+    assert jobs(tmp_path)["mlp-1"]["status"] == "stopped"
+    assert not processes_of(tmp_path)
+
+
+def test_a_worker_that_fails_ends_the_allocation(slurm: dict[str, str], tmp_path: Path) -> None:
+    write_job(tmp_path, mlp_values(**{"train.optimizer": {"name": "sgd", "lr": 1e30}, "train.steps": 50}))
+    slipstream("submit", "job.yaml", "--on", "slurm", "--machines", "2", "--workers", "2", cwd=tmp_path)
+    watched = slipstream("attach", "mlp-1", cwd=tmp_path)
+    assert watched.returncode == 5 and "NonFiniteLoss" in watched.stderr, watched.stdout + watched.stderr
+    until(lambda: not queue(slurm))
+    assert not processes_of(tmp_path)
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_torch_program_on_two_nodes(tmp_path: Path) -> None:
+    (tmp_path / "ddp.py").write_text(DDP)
+    sent = slipstream("submit", "ddp.py", "--on", "slurm", "--machines", "2", "--workers", "2", cwd=tmp_path)
+    assert sent.returncode == 0, sent.stderr
+    slipstream("logs", "-f", "ddp-1", cwd=tmp_path)
+    said = [(tmp_path / f"runs/ddp-1/logs/rank-{rank}.log").read_text() for rank in (0, 1)]
+    assert all(text.startswith("sum 3.0 on n") for text in said) and said[0] != said[1], said
+    assert jobs(tmp_path)["ddp-1"]["status"] == "finished"
+
+
+def test_what_slurm_cannot_give(slurm: dict[str, str], tmp_path: Path) -> None:
+    write_job(tmp_path, mlp_values())
+    for words, reason in (
+        (["--machines", "5", "--workers", "5"], "could never give 5 nodes"),
+        (["--set", "machines.slurm.partition=gpu"], "no machines"),
+        (["--set", "machines.slurm.account=nobody", "--set", "machines.slurm.constraint=gold"], "Slurm refuses"),
+    ):
+        refused = slipstream("submit", "job.yaml", "--on", "slurm", *words, cwd=tmp_path)
+        assert refused.returncode == 8 and reason in refused.stderr, refused.stderr
+    assert not (tmp_path / "runs").exists() and not queue(slurm)
+    shown = slipstream("capacity", "--on", "slurm", cwd=tmp_path)
+    assert shown.stdout == "   4 × 2 cores, 4 GB   in main\n"
