@@ -56,13 +56,13 @@ def test_one_curve_over_machines(tmp_path: Path) -> None:
     with agents(run) as both:
         assert [agent.wait(120) for agent in both] == [0, 0], said_by(run, 0) + said_by(run, 1)
     assert slipstream("train", "job.yaml", "--workers", "4", cwd=tmp_path).returncode == 0
-    assert losses(run) == losses(tmp_path / "runs/mlp-2")
+    assert losses(run) == pytest.approx(losses(tmp_path / "runs/mlp-2"), rel=1e-9)  # in fp64
     assert not (run / "meeting.json").exists(), "it has a secret in it"
     assert not processes_of(tmp_path)
 
 
 def test_servers_on_machines(tmp_path: Path) -> None:
-    run = make_run(tmp_path, exchange={"kind": "server", "servers": 3}, **{"train.steps": 10})
+    run = make_run(tmp_path, 2, exchange={"kind": "server", "servers": 3}, **{"train.steps": 10})
     with agents(run) as both:
         assert [agent.wait(120) for agent in both] == [0, 0], said_by(run, 0) + said_by(run, 1)
     assert len(losses(run)) == 10 and not processes_of(tmp_path)
@@ -71,8 +71,7 @@ def test_servers_on_machines(tmp_path: Path) -> None:
 def worker_of(agent: int) -> int:
     """Some rank of its: a process that was forked from the one that it started."""
     for host in children(agent):
-        if ranks := children(host):
-            return ranks[0]
+        return next(iter(children(host)), host)
     raise AssertionError("it has no workers yet")
 
 
@@ -82,7 +81,7 @@ def children(process: int) -> list[int]:
 
 @pytest.mark.parametrize("victim", ["worker", "agent", "head"])
 def test_whoever_is_killed_ends_all_and_it_goes_on(tmp_path: Path, victim: str) -> None:
-    run = make_run(tmp_path, **{"train.steps": 3000, "checkpoint.every": 20})
+    run = make_run(tmp_path, 2, **{"train.steps": 3000, "checkpoint.every": 20})
     with agents(run) as (head, other):
         until(lambda: list(run.glob("checkpoints/*/manifest.json")))
         if victim == "worker":
@@ -108,7 +107,7 @@ def test_whoever_is_killed_ends_all_and_it_goes_on(tmp_path: Path, victim: str) 
 
 
 def test_a_hanging_worker_of_another_machine_is_named(tmp_path: Path) -> None:
-    run = make_run(tmp_path, **{"train.steps": 100_000, "limits.step": "4s"})
+    run = make_run(tmp_path, 2, **{"train.steps": 100_000, "limits.step": "4s"})
     with agents(run) as (head, other):
         until(lambda: steps_of(run) > 5)
         rank = worker_of(other.pid)
