@@ -1,10 +1,11 @@
-"""The programs of `examples/programs` as they are, on two workers of this machine: those whose framework is installed."""
+"""The programs of `examples/programs` as they are, on two workers of this machine, where their framework is installed."""
 
 import importlib.util
 import shutil
 from pathlib import Path
 
 import pytest
+
 from fleet import jobs
 from program import slipstream
 
