@@ -1,4 +1,4 @@
-"""The programs of `examples/programs` as they are, on two workers of this machine, where their framework is installed."""
+"""The programs of `examples/programs` as they are, on two workers of this machine, if their framework is here."""
 
 import importlib.util
 import shutil
