@@ -17,7 +17,7 @@ from jobs import mlp_job, resnet_job
 from program import slipstream, write_job
 from slipstream.api import plan
 from slipstream.data.base import Facts
-from slipstream.job import Job, JobError
+from slipstream.job import Job, JobError, check_job
 from slipstream.job.models import DecoderModel
 from slipstream.plan import Layout, make_plan, this_machine
 from slipstream.plan.accelerators import find_accelerator
@@ -37,7 +37,7 @@ from slipstream.plan.search import Splits, Wanted, feasible, pareto, search
 from slipstream.plan.time import step_time
 from slipstream.plan.wanted import decoder_of, wanted_of
 from slipstream.plan.work import work_of_decoder
-from slipstream.planning import work_of
+from slipstream.planning import LateRefusal, machines_wanted, plan_there, work_of
 from slipstream.train.dry_run import dry_run
 from slipstream.train.kernels import linear_cross_entropy
 from slipstream.train.measured import measured_work
@@ -528,3 +528,24 @@ def test_this_machine_is_probed(tmp_path, monkeypatch):
     path.write_text("{")
     with pytest.raises(ValueError, match="slipstream probe` makes it anew"):
         Here(this_machine())
+
+
+def test_machines_of_a_fleet_are_planned_like_rented_ones() -> None:
+    """`layout: auto` on 80 GB GPUs that a cluster has: a model that no card holds is split, on any number of them."""
+    values = {
+        "name": "there",
+        "model": {"preset": "llama-8b"},
+        "data": {"prepared": "somewhere", "sequence": 8192},
+        "train": {"tokens": "1B", "batch": 64, "optimizer": {"name": "adamw", "lr": 1e-4}},
+        "layout": "auto",
+    }
+    job, machine = check_job(values), Machine("", 64, 2**39, ("NVIDIA H100 80GB HBM3",) * 8, bf16=True, fp8=True)
+    for machines in (1, 2, 4):
+        plan = plan_there(job, machine, machines, None)
+        assert (plan.machines, plan.layout.workers) == (machines, 8 * machines)
+        assert plan.predicted and plan.predicted.memory < 80e9
+    assert machines_wanted(job, machine, 4) in range(1, 5)
+    cpus = Machine("", 2, 2**33, (), bf16=False)
+    assert machines_wanted(check_job({**values, "model": {"preset": "gpt2-124m"}}), cpus, 4) == 4
+    with pytest.raises(LateRefusal, match="evenly"):
+        plan_there(check_job({**values, "layout": {"replicate": 3}}), machine, 2, None)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from slipstream.plan.check import Score
     from slipstream.plan.choose import Choice, Objective
     from slipstream.plan.offer_table import Offer
-    from slipstream.plan.search import Found, Wanted
+    from slipstream.plan.search import Found, Prospect, Wanted
     from slipstream.plan.work import Work
     from slipstream.train.dry_run import Held
 
@@ -254,14 +254,35 @@ def plan_here(job: Job, workers: int | None, before: Plan | None) -> Plan:
 
 def plan_there(job: Job, machine: Machine, machines: int, workers: int | None) -> Plan:
     """The plan for some machines of one kind. Raises LateRefusal if it cannot be."""
+    best = _best_there(job, machine, range(machines, machines + 1)) if job.layout.auto and not workers else None
     whole = replace(
         machine, cores=machine.cores * machines, memory=machine.memory * machines, gpus=machine.gpus * machines
     )
-    plan = _make_plan(job, workers, whole)
+    plan = _make_plan(job, workers, whole, best.layout if best else None)
     if plan.layout.workers % machines:
         raise LateRefusal(job, f"{plan.layout.workers} workers cannot be shared out evenly to {machines} machines")
     words = str(machine) if machines == 1 else f"{machines} × {machine}"
-    return plan.model_copy(update={"machines": machines, "machine": words})
+    update: dict[str, Any] = {"machines": machines, "machine": words}
+    if best:
+        update["predicted"] = Predicted(step_seconds=best.step, memory=int(float(best.memory.total)))
+    return plan.model_copy(update=update)
+
+
+def machines_wanted(job: Job, machine: Machine, free: int) -> int:
+    """On how many of so many free machines a job with `layout: auto` is quickest; of unknown ones, on all."""
+    best = _best_there(job, machine, range(1, free + 1))
+    return best.machines if best else max(1, min(free, job.train.batch // machine.room(job.machines.device)))
+
+
+def _best_there(job: Job, machine: Machine, counts: range) -> "Prospect | None":
+    """The quickest of what is known for some numbers of machines."""
+    from slipstream.plan.there import prospects_there
+
+    wanted = _wanted_if_known(job) if machine.gpus and job.machines.device != "cpu" else None
+    if wanted is None:
+        return None
+    found = prospects_there(replace(wanted, quota=counts[-1] * len(machine.gpus)), machine)
+    return min((each for each in found if each.machines in counts), key=lambda each: each.step, default=None)
 
 
 def _wanted_if_known(job: Job) -> "Wanted | None":
@@ -284,9 +305,9 @@ def _best_layout_here(job: Job, wanted: "Wanted", workers: int | None) -> "Layou
     return min(exact, key=lambda each: each.seconds).layout if exact else None
 
 
-def _make_plan(job: Job, workers: int | None, machine: Machine | None = None) -> Plan:
+def _make_plan(job: Job, workers: int | None, machine: Machine | None = None, layout: Layout | None = None) -> Plan:
     try:
-        return make_plan(job, machine or this_machine(), workers)
+        return make_plan(job, machine or this_machine(), workers, layout)
     except ValueError as error:
         raise LateRefusal(job, str(error)) from error
 

@@ -169,10 +169,11 @@ def search(
     spot: Literal["never", "also", "only"] = "also",
     rates: Rates | None = None,
     scale: float = 1.0,
+    slower: bool = False,
 ) -> Found:
     """The best layout of every kind and count of machines, at the best price of every cloud.
 
-    `scale` is what measured steps took beside predicted ones.
+    `scale` is what measured steps took beside predicted ones; `slower`, also counts that are no quicker than fewer.
     """
     prospects: list[Prospect] = []
     refused: list[Refused] = []
@@ -181,7 +182,7 @@ def search(
     fitting = cache(lambda *shape, room: _fitting(candidates(*shape), room))
     for kind in kinds(offers, wanted.precisions):
         shape = (kind.offers[0].count, int(kind.on.per_node), kind.precision)
-        best = _best_layouts(wanted, kind, fitting(*shape, room=_ROOM * kind.on.memory), rates or our_rates())
+        best = _best_layouts(wanted, kind, fitting(*shape, room=_ROOM * kind.on.memory), rates or our_rates(), slower)
         evaluated += np.size(candidates(*shape).total)
         if not best:
             refused.append(shortfall(kind, candidates(*shape).held, _ROOM * kind.on.memory))
@@ -226,9 +227,9 @@ def _fitting(candidates: _Candidates, room: float) -> tuple[Grid, Memory]:
 
 
 def _best_layouts(
-    wanted: Wanted, kind: Kind, fitting: tuple[Grid, Memory], rates: Rates
+    wanted: Wanted, kind: Kind, fitting: tuple[Grid, Memory], rates: Rates, slower: bool
 ) -> list[tuple[int, Layout, Times, Memory]]:
-    """For each count of machines the quickest layout, where it is quicker than with fewer machines.
+    """For each count of machines the quickest layout, where it is quicker than with fewer machines, or all.
 
     What fits comes by rising count.
     """
@@ -243,7 +244,7 @@ def _best_layouts(
     firsts = np.flatnonzero(np.diff(workers, prepend=0))
     best = np.array([part.argmin() for part in np.split(total, firsts[1:])]) + firsts
     before = np.minimum.accumulate(np.concatenate(([np.inf], total[best][:-1])))
-    chosen = best[total[best] < before]
+    chosen = best[slower | (total[best] < before)]
     machines = (int(many // count) for many in workers[chosen])
     layouts = (layout_of(one) for one in rows_of(grid, chosen))
     return list(zip(machines, layouts, rows_of(times, chosen), rows_of(held, chosen), strict=True))
