@@ -546,6 +546,6 @@ def test_machines_of_a_fleet_are_planned_like_rented_ones() -> None:
         assert plan.predicted and plan.predicted.memory < 80e9
     assert machines_wanted(job, machine, 4) in range(1, 5)
     cpus = Machine("", 2, 2**33, (), bf16=False)
-    assert machines_wanted(check_job({**values, "model": {"preset": "gpt2-124m"}}), cpus, 4) == 4
+    assert machines_wanted(check_job(values), cpus, 4) == 4
     with pytest.raises(LateRefusal, match="evenly"):
         plan_there(check_job({**values, "layout": {"replicate": 3}}), machine, 2, None)
