@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fleet import jobs, losses, processes_of, steps_of, until
-from jobs import mlp_values
+from jobs import mlp_values, write_documents
 from program import slipstream, write_job
+from s3 import Server
 from slurm import ask, cluster, missing
 
 DDP = """
@@ -41,48 +42,75 @@ def queue(environment: dict[str, str]) -> list[str]:
     return ask(environment, "squeue", "--noheader", "--format=%i").split()
 
 
-def test_one_curve_on_two_nodes(slurm: dict[str, str], tmp_path: Path) -> None:
-    write_job(tmp_path, mlp_values(machines={"slurm": {"setup": ["export GREETING=hello"], "time": "10m"}}))
-    shown = slipstream("submit", "job.yaml", "--on", "slurm", "--machines", "2", "--dry-run", cwd=tmp_path)
+@pytest.fixture
+def corpus(slurm: dict[str, str], tmp_path: Path) -> Iterator[str]:  # noqa: ARG001 - nodes get the environment of who submits
+    """A prepared dataset on an S3 server."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    server = Server(folder)
+    server.start()
+    server.make_bucket("data")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        text = write_documents(tmp_path / "documents.jsonl", 400)
+        words = ["--vocabulary", "300", "--workers", "1"]
+        done = slipstream("data", "prepare", text, "s3://data/corpus", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        yield "s3://data/corpus"
+    server.kill()
+
+
+def test_one_curve_on_two_nodes_that_read_from_afar(slurm: dict[str, str], corpus: str, tmp_path: Path) -> None:
+    values = {
+        "name": "far",
+        "model": {"kind": "decoder", "layers": 1, "hidden": 16, "heads": 2},
+        "data": {"prepared": corpus, "sequence": 64},
+        "train": {"steps": 12, "batch": 8, "optimizer": {"name": "adamw", "lr": 1e-3}, "precision": "fp64"},
+        "machines": {"slurm": {"setup": ["export GREETING=hello"], "time": "10m"}},
+    }
+    write_job(tmp_path, values)
+    words = ["submit", "job.yaml", "--on", "slurm", "--machines", "2", "--workers", "4"]
+    shown = slipstream(*words, "--dry-run", cwd=tmp_path)
     assert {"#SBATCH --nodes=2", "#SBATCH --time=00:10:00", "export GREETING=hello"} <= set(shown.stdout.splitlines())
     assert not (tmp_path / "runs").exists()
-    sent = slipstream("submit", "job.yaml", "--on", "slurm", "--machines", "2", "--workers", "4", cwd=tmp_path)
+    sent = slipstream(*words, cwd=tmp_path)
     assert sent.returncode == 0, sent.stderr
-    watched = slipstream("attach", "mlp-1", cwd=tmp_path)
-    assert watched.returncode == 0 and "finished after 30 steps" in watched.stdout, watched.stdout + watched.stderr
-    script = (tmp_path / "runs/mlp-1/slurm.sh").read_text()
+    watched = slipstream("attach", "far-1", cwd=tmp_path)
+    assert watched.returncode == 0 and "finished after 12 steps" in watched.stdout, watched.stdout + watched.stderr
+    script = (tmp_path / "runs/far-1/slurm.sh").read_text()
     assert script == shown.stdout, "what was shown is what was sent"
     assert slipstream("train", "job.yaml", "--workers", "4", cwd=tmp_path).returncode == 0
-    assert losses(tmp_path / "runs/mlp-1") == pytest.approx(losses(tmp_path / "runs/mlp-2"), rel=1e-9)  # of fp64
-    assert jobs(tmp_path)["mlp-1"]["machines"] == 2
+    assert losses(tmp_path / "runs/far-1") == pytest.approx(losses(tmp_path / "runs/far-2"), rel=1e-9)  # of fp64
+    assert jobs(tmp_path)["far-1"]["machines"] == 2
     until(lambda: not queue(slurm))
-    assert not processes_of(tmp_path)
+    assert not [words for words in processes_of(tmp_path).values() if "slipstream" in words]
 
 
 def test_warned_of_its_limit_it_saves_and_is_queued_again(slurm: dict[str, str], tmp_path: Path) -> None:
     """The warning is the signal that Slurm itself sends before a time limit."""
-    write_job(tmp_path, mlp_values(**{"train.steps": 600, "checkpoint.every": 500}))
-    slipstream("submit", "job.yaml", "--on", "slurm", "--machines", "2", "--workers", "4", cwd=tmp_path)
+    write_job(tmp_path, mlp_values(**{"train.steps": 400, "checkpoint.every": 300}))
+    slipstream("submit", "job.yaml", "--on", "slurm", "--machines", "2", "--workers", "2", cwd=tmp_path)
     run = tmp_path / "runs/mlp-1"
     until(lambda: steps_of(run) > 20)
     number = json.loads((run / "submission.json").read_text())["id"]
     ask(slurm, "scancel", "--signal=USR1", number)
     until(lambda: "PENDING" in ask(slurm, "squeue", "--noheader", "--format=%T"))
     saved = steps_of(run)
-    assert 20 < saved < 600
+    assert 20 < saved < 400
     assert jobs(tmp_path)["mlp-1"]["status"].startswith("queued")
     ask(slurm, "scontrol", "update", f"JobId={number}", "StartTime=now")  # Slurm waits for two minutes else
     watched = slipstream("attach", "mlp-1", cwd=tmp_path)
     assert watched.returncode == 0, watched.stdout + watched.stderr
     assert f"resuming mlp-1 from step {saved}" in (run / "logs/launcher.log").read_text()
-    assert slipstream("train", "job.yaml", "--workers", "4", cwd=tmp_path).returncode == 0
+    assert slipstream("train", "job.yaml", "--workers", "2", cwd=tmp_path).returncode == 0
     assert losses(run) == pytest.approx(losses(tmp_path / "runs/mlp-2"), rel=1e-9)
 
 
 def test_stop_saves_and_takes_back(slurm: dict[str, str], tmp_path: Path) -> None:
     write_job(tmp_path, mlp_values(**{"train.steps": 100_000}))
     for _ in range(2):  # together they want more nodes than there are
-        words = ["--on", "slurm", "--machines", "3", "--workers", "6"]
+        words = ["--on", "slurm", "--machines", "3", "--workers", "3"]
         assert slipstream("submit", "job.yaml", *words, cwd=tmp_path).returncode == 0
     until(lambda: steps_of(tmp_path / "runs/mlp-1") > 3)
     assert jobs(tmp_path)["mlp-2"]["status"] == "queued (pending (Resources))"
