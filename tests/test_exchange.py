@@ -22,7 +22,7 @@ from slipstream.runs import RunFolder
 from slipstream.train.exchange.adding import ALGORITHMS
 from slipstream.train.exchange.adding.backend import Backend
 from slipstream.train.exchange.adding.choose import choose
-from slipstream.train.network import NODES, nodes_of
+from slipstream.train.nodes import NODES, nodes_of
 
 SHORT = {"train.steps": 10, "train.evaluate.every": 5, "checkpoint.every": 4, "exchange.bucket": 2000}
 GPUS = Machine("any", cores=8, memory=10**12, gpus=("H100", "H100"), bf16=True)

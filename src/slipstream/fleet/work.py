@@ -20,7 +20,7 @@ from slipstream.job.servers import servers_of
 from slipstream.plan import Plan
 from slipstream.runs import RunError, RunFolder
 from slipstream.runs.result import Result, read_result
-from slipstream.train.network import NODES
+from slipstream.train.nodes import NODES
 from slipstream.train.server.addresses import SERVERS, on_this_machine
 
 Addresses = Sequence[tuple[str, Sequence[int]]]

@@ -1,7 +1,5 @@
-"""What is between the workers: which machine each is on, and how quick the links between machines are."""
+"""What is between the workers: how quick the links between machines are."""
 
-import os
-import socket
 import time
 
 import torch
@@ -15,10 +13,9 @@ from slipstream.runs import RunFolder, write_yaml
 from slipstream.train.exchange.adding import ALGORITHMS
 from slipstream.train.exchange.adding.links import Links, segments, wait_for
 from slipstream.train.exchange.adding.timing import time_ways
+from slipstream.train.nodes import nodes_of
 from slipstream.train.world import World
 
-NODES = "SLIPSTREAM_NODES"
-"""The environment variable by which a fleet names each rank's machine: `a,a,b,b`. Otherwise it is the host name."""
 _LARGE = 2**21
 """Bytes of a large message."""
 _ROUNDS = 6
@@ -40,18 +37,6 @@ def know_network(job: Job, plan: Plan, run: RunFolder, world: World, model: int)
     if world.rank == 0:
         write_yaml(run.plan, plan.model_dump(mode="json"))
     return plan
-
-
-def nodes_of(size: int) -> tuple[int, ...]:
-    """The machine of every worker, as a number. Where no fleet has named them, all workers must ask together."""
-    told = os.environ.get(NODES)
-    names: list[str] = told.split(",") if told else [""] * size
-    if len(names) != size:
-        raise ValueError(f"{NODES} names the machines of {len(names)} workers, and there are {size}")
-    if not told:
-        dist.all_gather_object(names, socket.gethostname())
-    known = list(dict.fromkeys(names))
-    return tuple(known.index(name) for name in names)
 
 
 def measure(nodes: tuple[int, ...]) -> Network:
