@@ -37,12 +37,12 @@ class Network:
     """Some hosts that reach each other at `addresses`."""
 
     def __init__(self, names: list[str], hub: str, stack: ExitStack) -> None:
-        self._names, self._hub, self._stack = names, hub, stack
+        self.names, self._hub, self._stack = names, hub, stack
         self.addresses = [_address(host) for host in range(len(names))]
 
     def start(self, host: int, command: list[str], environment: dict[str, str] | None = None, **more: Any) -> Any:
         """Start a process on a host; it is ended with the network, if it has not ended before."""
-        words = ["ip", "netns", "exec", self._names[host], *command]
+        words = ["ip", "netns", "exec", self.names[host], *command]
         ours = {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE}
         process = subprocess.Popen(words, env={**os.environ, **ours, **(environment or {})}, **more)
         self._stack.callback(_end, process)
@@ -50,7 +50,7 @@ class Network:
 
     def sent(self, host: int) -> int:
         """Bytes that a host has sent so far."""
-        words = ["ip", "-n", self._names[host], "-s", "-j", "link", "show", INTERFACE]
+        words = ["ip", "-n", self.names[host], "-s", "-j", "link", "show", INTERFACE]
         shown = subprocess.run(words, check=True, capture_output=True).stdout
         return int(json.loads(shown)[0]["stats64"]["tx"]["bytes"])
 
@@ -66,7 +66,7 @@ class Network:
     def enter(self, host: int) -> None:
         """Move the calling process, which must have but one thread, to a host."""
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
-        _enter(self._names[host])
+        _enter(self.names[host])
 
 
 @contextmanager

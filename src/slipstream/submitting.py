@@ -24,7 +24,6 @@ from slipstream.job.data import ImportData
 from slipstream.job.file import check_machines
 from slipstream.job.machines import Machines
 from slipstream.job.models import ImportModel
-from slipstream.plan import Plan
 from slipstream.planning import RUNS, LateRefusal, plan_here, plan_there, settings_of
 from slipstream.runs import RunError, RunFolder, find_runs, new_run_path, read_lines, write_text, write_yaml
 
@@ -95,7 +94,8 @@ def prepare(
     count = machines or loaded.machines.count or saved.get("machines") or 1
     try:
         _import_own_code(loaded)
-        planned = plan_here(loaded, workers, None) if on == "local" else _plan_on(fleet, loaded, count, workers)
+        room = None if on == "local" else _best_room(fleet, loaded.machines.device)
+        planned = plan_there(loaded, room.machine, count, workers) if room else plan_here(loaded, workers, None)
     except LateRefusal as error:
         raise locate(error, job, settings) from error
     each = -(-planned.layout.workers // count)
@@ -107,6 +107,7 @@ def prepare(
         settings=loaded.machines,
         seconds=loaded.limits.deadline,
         offer=saved.get("offer") or {},
+        kind=room.machine.gpus[0] if room and planned.device == "cuda" else "",
     )
     fleet.validate(order)
 
@@ -145,7 +146,8 @@ def prepare_program(
     each = total // count
     cores = each * max(1, machine.cores // each) if not machine.gpus else min(machine.cores, each)
     gpus = each if machine.gpus and where.device != "cpu" else 0
-    order = Order(_folder(run_dir, script.stem), count, min(cores, machine.cores), gpus, where)
+    kind = machine.gpus[0] if gpus else ""
+    order = Order(_folder(run_dir, script.stem), count, min(cores, machine.cores), gpus, where, kind=kind)
     fleet.validate(order)
     program = Program(within, list(args), total, count, mpi)
 
@@ -160,10 +162,6 @@ def _folder(run_dir: str | Path | None, name: str) -> Path:
     if run_dir:
         RunFolder(run_dir).refuse_if_taken()
     return (Path(run_dir) if run_dir else new_run_path(RUNS, name)).resolve()
-
-
-def _plan_on(fleet: Fleet, job: Job, machines: int, workers: int | None) -> Plan:
-    return plan_there(job, _best_room(fleet, job.machines.device).machine, machines, workers)
 
 
 def _best_room(fleet: Fleet, device: str) -> Room:
@@ -233,9 +231,28 @@ def last_words(run: RunFolder) -> tuple[str, int]:
     """Why a run ended without a result, and the exit code for it."""
     ends = [event for event in read_lines(run.events) if event["event"] in ("failure", "refused")]
     if not ends:
-        return f"{run.path} ended without a word; `slipstream logs {run.path}` shows what is known", WORKER_FAILED
+        return (
+            f"{run.path} ended without a word{_engine_says(run)}\n`slipstream logs {run.path}` shows more",
+            WORKER_FAILED,
+        )
     last = ends[-1]
     return f"{last['text']}\n`slipstream logs {run.path}` shows more", last["code"]
+
+
+def _engine_says(run: RunFolder) -> str:
+    record = read_submission(run)
+    if record is None:
+        return ""
+    with suppress(FleetError):
+        if detail := status_of(run).detail:
+            return f"; {record.fleet} says: {detail}"
+    return ""
+
+
+def engine_log(run: RunFolder) -> tuple[str, str]:
+    """The name of a run's fleet, if it was sent to one, and what that has kept of its output. Raises FleetError."""
+    record = read_submission(run)
+    return (record.fleet, _fleet_of(record).logs(record.id)) if record else ("", "")
 
 
 def stop(run: RunFolder) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from typing import Annotated
 
 import typer
 
@@ -10,9 +11,12 @@ from slipstream.cli.errors import AGAIN, INTERRUPTED, STOPPED
 from slipstream.cli.options import RunArgument
 
 
-def command(run: RunArgument) -> None:
+def command(
+    run: RunArgument, tied: Annotated[bool, typer.Option("--tied", help="End when standard input does.")] = False
+) -> None:
     """This machine's part of a run."""
     from slipstream.fleet.agent import run_agent
+    from slipstream.fleet.keeper import end_with_input
     from slipstream.fleet.launch import Silence
     from slipstream.runs import RunFolder
 
@@ -26,6 +30,8 @@ def command(run: RunArgument) -> None:
         warned.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
+    if tied:
+        end_with_input()
     signal.signal(signal.SIGUSR1, save_and_end)  # schedulers warn by it that a time limit is near
     try:
         result = run_agent(RunFolder.open(run), Spoken())

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from slipstream.cli.screen import Screen
     from slipstream.runs import RunFolder
 
-_TICK = 0.1
+_TICK, _ASK = 0.1, 0.5
+"""Seconds between two looks into the run's folder, and between two questions to its fleet."""
 
 
 def command(run: RunArgument) -> None:
@@ -53,15 +54,20 @@ def _watch(screen: "Screen", folder: "RunFolder") -> None:
     from slipstream.job import load_job
     from slipstream.submitting import is_over, standing_of
 
-    said, begun = "", False
-    while not is_over(folder):
+    said, begun, asked = "", False, 0.0
+    while True:
+        ask = time.monotonic() - asked > _ASK
+        if ask:
+            if is_over(folder):
+                return
+            asked = time.monotonic()
         plan = read_plan(folder)
         if begun:
             screen.tick()
         elif plan and folder.events.exists():
             screen.started(folder, load_job(folder.job), plan, since_start=True)
             begun = True
-        elif said != (standing := standing_of(folder, "")):
+        elif ask and said != (standing := standing_of(folder, "")):
             said = standing
             screen.say(f"{folder.name}: {said}")
         time.sleep(_TICK)

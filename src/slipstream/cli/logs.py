@@ -1,5 +1,6 @@
 """`slipstream logs`: what a run has said, here or on any fleet."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -33,8 +34,24 @@ def command(
         for file in files:
             _print_new(file, shown, several=len(files) > 1)
         if over:
+            if rank is None:
+                _print_engine_log(folder)
             return
         time.sleep(_TICK)
+
+
+def _print_engine_log(folder: "RunFolder") -> None:  # type: ignore[name-defined] # noqa: F821
+    """What only the fleet has; a run can be read when its fleet is gone."""
+    from slipstream.fleet.base import FleetError
+    from slipstream.submitting import engine_log
+
+    try:
+        fleet, text = engine_log(folder)
+    except FleetError as error:
+        print(f"the fleet's own log cannot be had: {error}", file=sys.stderr)
+        return
+    for line in text.splitlines():
+        print(f"{fleet:<10} {line}")
 
 
 def _print_new(file: Path, shown: dict[Path, int], several: bool) -> None:

@@ -32,6 +32,8 @@ class Order:
     """The longest it may take, where there is a limit."""
     offer: dict[str, Any] = field(default_factory=dict)
     """What a saved plan wants to rent."""
+    kind: str = ""
+    """Of the GPUs that were planned for, as the fleet names it."""
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ from slipstream.job.machines import Machines
 
 FLEETS = {
     "local": "slipstream.fleet.local:LocalFleet",
+    "ray": "slipstream.fleet.ray:RayFleet",
     "slurm": "slipstream.fleet.slurm:SlurmFleet",
 }
 

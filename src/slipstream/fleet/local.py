@@ -29,16 +29,7 @@ class LocalFleet:
         return f"{order.written()}\n"
 
     def launch(self, order: Order) -> str:
-        run = RunFolder(order.run)
-        with (run.logs / LAUNCHER_LOG).open("ab") as log:
-            agent = subprocess.Popen(
-                order.command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # it goes on when the terminal closes
-            )
-        return f"{agent.pid}@{_began(agent.pid)}"
+        return launch_here(order.run, order.command())
 
     def status(self, submission: str) -> Status:
         return Status("running") if _process(submission) else Status("ended")
@@ -51,6 +42,13 @@ class LocalFleet:
         if process is None:
             raise FleetError("it is not running")
         os.kill(process, signal.SIGTERM)
+
+
+def launch_here(folder: Path, command: list[str]) -> str:
+    """Start a process that goes on when the terminal closes; what it says goes to the run's log."""
+    with (RunFolder(folder).logs / LAUNCHER_LOG).open("ab") as log:
+        started = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    return f"{started.pid}@{_began(started.pid)}"
 
 
 def _process(submission: str) -> int | None:

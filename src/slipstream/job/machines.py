@@ -30,6 +30,19 @@ class Slurm(Section):
     """Lines of shell before it starts: `module load cuda`, `source …/activate`."""
 
 
+class Ray(Section):
+    """How a Ray cluster is asked for machines."""
+
+    address: str = "auto"
+    """Of the cluster's dashboard, `http://host:8265`; `ray://host:10001` and `host:6379` stand for that, too. auto:
+    what RAY_ADDRESS says, else a cluster that runs on this machine, else one that is started for this run alone."""
+    python: str | None = None
+    """Python on the cluster's head. Default: the one you submit with, if it is there, too; else `python`."""
+    environment: tuple[str, ...] = ()
+    """Names of variables that travel with the job from where you submit it, such as AWS_ACCESS_KEY_ID. Who may see the
+    cluster's jobs sees what they hold."""
+
+
 class Machines(Section):
     """Where it runs."""
 
@@ -41,3 +54,5 @@ class Machines(Section):
     """How many machines `submit` asks a fleet for. Default: those of the plan, else one."""
     slurm: Slurm = Field(default_factory=Slurm)
     """How Slurm is asked."""
+    ray: Ray = Field(default_factory=Ray)
+    """How Ray is asked."""
