@@ -66,6 +66,10 @@ class Network:
     def enter(self, host: int) -> None:
         """Move the calling process, which must have but one thread, to a host."""
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+        self.visit(host)
+
+    def visit(self, host: int) -> None:
+        """Move the calling thread alone to a host."""
         _enter(self.names[host])
 
 

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +30,7 @@ class Cluster:
     """A head, which computes nothing, on host 0, and nodes on the hosts after it; one host more is in no cluster."""
 
     def __init__(self, net: Network, nodes: int) -> None:
-        self.network, self.nodes, self.apart = net, nodes, nodes + 1
+        self.network, self.apart = net, nodes + 1
         self.address = f"http://{net.addresses[0]}:8265"
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
         self.environment = {**token, "RAY_ADDRESS": self.address, "RAY_USAGE_STATS_ENABLED": "0"}
@@ -39,18 +41,24 @@ class Cluster:
 
     def ask(self, path: str) -> Any:
         """What the dashboard answers to a GET; None if it does not."""
-        asked = self.start(
-            [sys.executable, "-c", _GET, self.address + path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        answer = asked.communicate(timeout=30)[0]
-        return json.loads(answer) if asked.returncode == 0 else None
+        with ThreadPoolExecutor(1) as visitor:  # a thread alone can go to another network
+            return visitor.submit(self._ask, path).result()
 
+    def nodes(self) -> list[dict[str, Any]]:
+        """Those that have joined."""
+        answer = self.ask("/api/v0/nodes")
+        return answer["data"]["result"]["result"] if answer else []
 
-_GET = """
-import os, sys, urllib.request
-asked = urllib.request.Request(sys.argv[1], headers={"Authorization": "Bearer " + os.environ["RAY_AUTH_TOKEN"]})
-print(urllib.request.urlopen(asked, timeout=10).read().decode())
-"""
+    def _ask(self, path: str) -> Any:
+        self.network.visit(0)
+        token = {"Authorization": f"Bearer {self.environment['RAY_AUTH_TOKEN']}"}
+        try:
+            with urllib.request.urlopen(
+                urllib.request.Request(self.address + path, headers=token), timeout=10
+            ) as answer:
+                return json.load(answer)
+        except OSError:
+            return None
 
 
 def missing() -> str | None:
@@ -80,7 +88,7 @@ def cluster(nodes: int, cores: int, environment: dict[str, str] | None = None) -
                 processes.append(made.start([*words, f"--node-ip-address={net.addresses[host]}"], told, host, **more))
                 if host == 0:
                     _await(lambda: made.ask("/api/version"), processes, folder)
-            _await(lambda: len(made.ask("/api/v0/nodes")["data"]["result"]["result"]) == nodes + 1, processes, folder)
+            _await(lambda: len(made.nodes()) == nodes + 1, processes, folder)
             yield made
         finally:
             _end(processes)

@@ -50,8 +50,8 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 LONGEST = (
-    "benchmarks", "one_curve", "data_remote", "data_prepared", "exchange_local", "packed", "kill", "planner",
-    "exchange_codecs", "failures", "commands", "server", "fast", "examples", "links",
+    "benchmarks", "fleet_ray", "one_curve", "data_remote", "data_prepared", "exchange_local", "packed", "kill",
+    "planner", "exchange_codecs", "failures", "commands", "server", "fast", "examples", "links",
 )  # fmt: skip
 
 

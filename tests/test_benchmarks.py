@@ -53,6 +53,12 @@ def test_starting_up_is_timed(tmp_path: Path) -> None:
     assert 0 < seconds["slipstream --help"] < seconds["first step"]
 
 
+def test_launches_are_compared(tmp_path: Path) -> None:
+    results = run("launch.py", "--parts", "local", out=tmp_path / "launch.json")["results"]
+    assert [result["side"] for result in results] == ["slipstream train", "slipstream submit --on local"]
+    assert all(result["best_s"] > 0 for result in results)
+
+
 def test_readers_of_data_are_compared(tmp_path: Path) -> None:
     words = ("--sides", "slipstream,bare", "--parts", "local")
     results = run("data.py", *words, out=tmp_path / "data.json")["results"]

@@ -29,6 +29,17 @@ def build():
     return Slow(16, 1)
 """
 
+DDP = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+print("sum", total.item(), flush=True)
+dist.destroy_process_group()
+"""
+
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
@@ -175,6 +186,14 @@ def test_a_run_is_stopped_with_a_checkpoint_and_nothing_outlives_a_killed_driver
     assert code == 3 and "ray says: failed" in err
     code, _, err = desk.say("stop", "killed-1")
     assert code == 2 and "not running" in err
+
+
+def test_somebodys_program(desk: Desk) -> None:
+    (desk.folder / "ddp.py").write_text(DDP)
+    desk.submit("ddp.py", "--machines", "2", "--workers", "4")
+    out = desk.say("logs", "-f", "ddp-1")[1]
+    assert desk.standing("ddp-1") == "finished" and out.count("sum 10.0") >= 4, out
+    until(lambda: desk.nothing_left("ddp-1"))
 
 
 def test_what_is_sent_can_be_seen_before(desk: Desk) -> None:

@@ -6,6 +6,7 @@ import re
 import secrets
 import shlex
 import sys
+from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
@@ -89,7 +90,12 @@ class RayFleet:
     def launch(self, order: Order) -> str:
         if self._cluster is None:
             return launch_here(order.run, self._embedded(order))
-        self._cluster.submit(self._body(order))
+        try:
+            self._cluster.submit(self._body(order))
+        except FleetError:
+            with suppress(FleetError):  # it may have come too late to be heard, and be there
+                self._cluster.stop(self._name(order))
+            raise
         return f"{self._name(order)}@{self._cluster.address}"
 
     def _name(self, order: Order) -> str:
