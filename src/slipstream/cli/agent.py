@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 
 import typer
@@ -12,8 +13,9 @@ from slipstream.cli.options import RunArgument
 
 def command(run: RunArgument) -> None:
     """This machine's part of a run."""
-    from slipstream.fleet.agent import run_agent
+    from slipstream.fleet.agent import exit_code, run_agent
     from slipstream.fleet.launch import Silence
+    from slipstream.fleet.place import Apart
     from slipstream.runs import RunFolder
 
     class Spoken(Silence):
@@ -31,6 +33,9 @@ def command(run: RunArgument) -> None:
         result = run_agent(RunFolder.open(run), Spoken())
     except KeyboardInterrupt:
         raise typer.Exit(AGAIN if warned.is_set() else INTERRUPTED) from None
+    except Apart as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(exit_code(error)) from error
     if result and result.status == "stopped":
         asked = result.reason == "interrupted"
         raise typer.Exit(AGAIN if asked and warned.is_set() else INTERRUPTED if asked else STOPPED)

@@ -21,7 +21,7 @@ def command(
     """Print what a run and its workers have said."""
     from slipstream.api import find_run
     from slipstream.runs import RunError
-    from slipstream.submitting import is_over
+    from slipstream.submitting import is_over, kept_by_fleet
 
     folder = find_run(run)
     shown: dict[Path, int] = {}
@@ -33,8 +33,10 @@ def command(
         for file in files:
             _print_new(file, shown, several=len(files) > 1)
         if over:
-            return
+            break
         time.sleep(_TICK)
+    if rank is None:
+        print(kept_by_fleet(folder), end="")
 
 
 def _print_new(file: Path, shown: dict[Path, int], several: bool) -> None:

@@ -8,10 +8,11 @@ import signal
 import sys
 
 from slipstream.fleet.crew import Crew
+from slipstream.fleet.failure import WORKER_FAILED
 from slipstream.fleet.far import CrewThere, follow
 from slipstream.fleet.launch import Company, Watcher, locked
 from slipstream.fleet.line import Line, LineLost, Message, free_ports
-from slipstream.fleet.place import Place, own_address
+from slipstream.fleet.place import Apart, Place, own_address
 from slipstream.fleet.programs import ProgramWork
 from slipstream.fleet.scratch import Scratch
 from slipstream.fleet.work import JobWork, Work, gloo_at, home_of
@@ -34,8 +35,13 @@ def run_agent(run: RunFolder, watcher: Watcher) -> Result | None:
     try:
         return _lead(run, work, place, watcher)
     except ValueError as error:
-        run.event("refused", text=str(error), code=2)  # for whoever is not at this machine
+        run.event("refused", text=str(error), code=exit_code(error))  # for whoever is not at this machine
         raise
+
+
+def exit_code(error: ValueError) -> int:
+    """Of an agent that gives up: to start all machines again may help, or not."""
+    return WORKER_FAILED if isinstance(error, Apart) else 2
 
 
 def _lead(run: RunFolder, work: Work, place: Place, watcher: Watcher) -> Result | None:
@@ -73,7 +79,7 @@ def _follow(run: RunFolder, work: Work, place: Place, watcher: Watcher) -> None:
     try:
         follow(line, work.crew(meeting, line.here, scratch), run.checkpoints)
     except LineLost as error:
-        raise RunError(f"the first machine is gone: {error}") from error
+        raise Apart(f"the first machine is gone: {error}") from error
     finally:
         scratch.remove()
 
@@ -83,8 +89,8 @@ def _hear_beginning(line: Line, patience: float) -> dict[str, str]:
     try:
         said = line.hear_one(patience)
     except LineLost as error:
-        raise RunError(f"the first machine has given up: {error}") from error
+        raise Apart(f"the first machine has given up: {error}") from error
     if said is None:
-        raise RunError(f"the first machine has not begun in {patience:.0f} s")
+        raise Apart(f"the first machine has not begun in {patience:.0f} s")
     meeting: dict[str, str] = said["begin"]
     return meeting

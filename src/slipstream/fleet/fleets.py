@@ -8,6 +8,7 @@ from slipstream.job.machines import Machines
 FLEETS = {
     "local": "slipstream.fleet.local:LocalFleet",
     "slurm": "slipstream.fleet.slurm:SlurmFleet",
+    "kubernetes": "slipstream.fleet.kubernetes:KubernetesFleet",
 }
 
 
