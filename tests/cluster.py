@@ -1,6 +1,6 @@
 """A stand-in for a Kubernetes cluster: a server at an address of this machine that answers the few requests we make,
-and runs the pods of a Job as processes here. It does what the documentation of Kubernetes says of Jobs; no image is pulled.
-"""
+and runs the pods of a Job as processes here. It does what the documentation of Kubernetes says of Jobs, but pulls no
+image."""
 
 import json
 import os

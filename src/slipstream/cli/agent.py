@@ -4,11 +4,14 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import typer
 
 from slipstream.cli.errors import AGAIN, INTERRUPTED, STOPPED
 from slipstream.cli.options import RunArgument
+
+_SELDOM = 2.0
 
 
 def command(run: RunArgument) -> None:
@@ -18,9 +21,19 @@ def command(run: RunArgument) -> None:
     from slipstream.fleet.place import Apart
     from slipstream.runs import RunFolder
 
+    folder = RunFolder.open(run)
+
     class Spoken(Silence):
+        looked = 0.0
+
         def say(self, text: str) -> None:
             print(text, flush=True)
+
+        def tick(self) -> None:
+            if time.monotonic() - self.looked > _SELDOM:  # the folder may be far away
+                self.looked = time.monotonic()
+                if folder.heard_to_stop():
+                    os.kill(os.getpid(), signal.SIGTERM)
 
     warned = threading.Event()
 
@@ -30,7 +43,7 @@ def command(run: RunArgument) -> None:
 
     signal.signal(signal.SIGUSR1, save_and_end)  # schedulers warn by it that a time limit is near
     try:
-        result = run_agent(RunFolder.open(run), Spoken())
+        result = run_agent(folder, Spoken())
     except KeyboardInterrupt:
         raise typer.Exit(AGAIN if warned.is_set() else INTERRUPTED) from None
     except Apart as error:

@@ -9,6 +9,7 @@ FLEETS = {
     "local": "slipstream.fleet.local:LocalFleet",
     "slurm": "slipstream.fleet.slurm:SlurmFleet",
     "kubernetes": "slipstream.fleet.kubernetes:KubernetesFleet",
+    "skypilot": "slipstream.fleet.skypilot:SkyPilotFleet",
 }
 
 

@@ -109,7 +109,8 @@ class SkyPilot(Section):
     """How SkyPilot is asked to rent machines. What is rented is in the plan (`--plan`)."""
 
     image: str | None = None
-    """The container image, with slipstream in it; `container/Dockerfile` makes one. Needed."""
+    """The container image, with slipstream in it; `container/Dockerfile` makes one. Where there is none, as on clouds
+    that take no images, `setup` must install slipstream."""
     shared: str | None = None
     """The folder that every machine and this one see alike, such as an NFS export which `setup` mounts: the run folder
     is below it. Needed."""
