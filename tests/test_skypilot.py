@@ -1,5 +1,5 @@
-"""The fleet skypilot: its tasks by SkyPilot itself, and whole runs by its client on a stand-in for its API server, whose
-machines are processes."""
+"""The fleet skypilot: its tasks by SkyPilot itself, and whole runs by its client on a stand-in for its API server,
+whose machines are processes."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def submit(job: Path, plan: Path, place: Path, *words: str | Path) -> subprocess
     return slipstream("submit", job, "--on", "skypilot", "--plan", plan, *words, cwd=place)
 
 
-def test_skypilot_picks_the_offer_of_the_plan(home: Path, place: Path, tmp_path: Path) -> None:
+def test_skypilot_picks_the_offer_of_the_plan(place: Path, tmp_path: Path) -> None:
     """From `slipstream plan` to SkyPilot's optimiser, which has a catalog made from our offers."""
     job = job_file(tmp_path, place)
     big = write_job(

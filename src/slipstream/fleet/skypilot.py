@@ -46,8 +46,8 @@ class SkyPilotFleet:
     def validate(self, order: Order) -> None:
         if not (self._settings.image or self._settings.setup):
             raise FleetError(
-                "the machines need slipstream: set machines.skypilot.image to an image that has it (container/Dockerfile "
-                "in slipstream's sources makes one), or install it by the lines of machines.skypilot.setup"
+                "the machines need slipstream: set machines.skypilot.image to an image that has it (container/Dockerfile"
+                " in slipstream's sources makes one), or install it by the lines of machines.skypilot.setup"
             )
         _refuse_unknown(order)
         self._folder(order)
@@ -168,8 +168,8 @@ class SkyPilotFleet:
                 f'export {ADDRESS}="$(echo "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")"',
                 command,
                 "code=$?",
-                "# Refused, at a limit, not finite or stopped: SkyPilot is not to start that again. What came of it is in",
-                "# the run's folder.",
+                "# Refused, at a limit, not finite or stopped: SkyPilot is not to start that again. What came of it is",
+                "# in the run's folder.",
                 f'case "$code" in {final}) exit 0 ;; esac',
                 'exit "$code"',
                 "",
