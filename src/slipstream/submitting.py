@@ -24,7 +24,7 @@ from slipstream.job.data import ImportData
 from slipstream.job.file import check_machines
 from slipstream.job.machines import Machines
 from slipstream.job.models import ImportModel
-from slipstream.plan import Machine, Plan, this_machine
+from slipstream.plan import Machine, this_machine
 from slipstream.plan.renting import Rent, read_rent
 from slipstream.planning import RUNS, LateRefusal, plan_here, plan_there, settings_of
 from slipstream.runs import RunError, RunFolder, find_runs, new_run_path, read_lines, write_text, write_yaml
@@ -141,7 +141,13 @@ def prepare_program(
     within = check_script(script, Path.cwd())
     fleet = open_fleet(on, where)
     count = machines or where.count or 1
-    machine = _best_room(fleet, where.device).machine
+    try:
+        room = _best_room(fleet, where.device)
+    except Rents as error:
+        raise FleetError(
+            f"{error}; a program has no plan that would say which: use a fleet that has machines"
+        ) from error
+    machine = room.machine
     total = workers or count * machine.room(where.device)
     if total % count:
         raise RunError(f"{total} workers cannot be shared out evenly to {count} machines")
@@ -152,7 +158,7 @@ def prepare_program(
     each = total // count
     cores = each * max(1, machine.cores // each) if not machine.gpus else min(machine.cores, each)
     gpus = each if machine.gpus and where.device != "cpu" else 0
-    order = Order(_folder(run_dir, script.stem), count, min(cores, machine.cores), gpus, where)
+    order = Order(_folder(run_dir, script.stem), count, min(cores, machine.cores), gpus, where, where=room.where)
     fleet.validate(order)
     program = Program(within, list(args), total, count, mpi)
 

@@ -46,7 +46,7 @@ class SkyPilotFleet:
     def validate(self, order: Order) -> None:
         if not (self._settings.image or self._settings.setup):
             raise FleetError(
-                "the machines need slipstream: set machines.skypilot.image to an image that has it (container/Dockerfile"
+                "the machines need slipstream: set machines.skypilot.image to one that has it (container/Dockerfile"
                 " in slipstream's sources makes one), or install it by the lines of machines.skypilot.setup"
             )
         _refuse_unknown(order)
