@@ -29,7 +29,7 @@ Document = dict[str, Any]
 class Pod:
     """A process that stands for a pod."""
 
-    def __init__(self, job: Document, secrets: dict[str, Document], index: int, folder: Path) -> None:
+    def __init__(self, job: Document, secrets: dict[str, Document], index: int, folder: Path, waits: bool) -> None:
         self.index, template = index, job["spec"]["template"]
         name = job["metadata"]["name"]
         self.name = f"{name}-{index}-{uuid.uuid4().hex[:5]}"
@@ -49,7 +49,11 @@ class Pod:
         environment["SLIPSTREAM_HEAD"] = "127.0.0.1:" + head.rpartition(":")[2]  # as the cluster's DNS would say
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                container["command"], env=environment, stdout=log, stderr=log, start_new_session=True
+                ["sleep", "600"] if waits else container["command"],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def as_document(self, trouble: Document | None) -> Document:
@@ -118,7 +122,9 @@ class Cluster:
         secrets = {
             name: thing for (space, kind, name), thing in self.things.items() if (space, kind) == (namespace, "secrets")
         }
-        pods = [Pod(job, secrets, index, self.folder) for index in range(job["spec"]["completions"])]
+        pods = [
+            Pod(job, secrets, index, self.folder, bool(self.trouble)) for index in range(job["spec"]["completions"])
+        ]
         self.pods[job["metadata"]["name"]] = pods
 
     def _control(self) -> None:
@@ -152,7 +158,7 @@ class Cluster:
                 for (space, kind, name), thing in self.things.items()
                 if (space, kind) == (key[0], "secrets")
             }
-            pods[number] = Pod(job, secrets, number, self.folder)
+            pods[number] = Pod(job, secrets, number, self.folder, bool(self.trouble))
 
     def _end(self, job: Document, how: str) -> None:
         job["status"]["conditions"] = [{"type": how, "status": "True"}]
