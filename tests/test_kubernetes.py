@@ -353,3 +353,30 @@ def test_the_run_is_planned_for_one_kind_of_gpu(cluster: Cluster, place: Path, t
     pod = list(yaml.safe_load_all(done.stdout))[2]["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
     assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+
+
+def test_a_cluster_that_adds_nodes_is_asked_for_those_of_the_plan(
+    cluster: Cluster, place: Path, tmp_path: Path
+) -> None:
+    """Nobody need be allowed to list nodes; and nodes that come cost money, which somebody must agree to."""
+    cluster.forbidden = {"nodes", "pods"}
+    job = job_file(tmp_path, place, provider="gke", autoscaling=True)
+    offer = {"cloud": "gcp", "machine": "a2-highgpu-1g", "region": "us-central1", "accelerator": "A100-40GB"}
+    plan = {
+        "offer": {**offer, "accelerators": 1, "spot": True, "price_per_hour": 1.5},
+        "machines": 2,
+        "layout": {"replicate": 2, "micro_batch": 6},
+        "predicted": {"seconds": 7200.0, "cost": 6.0, "sure": 0.25},
+    }
+    saved = write_job(tmp_path, plan, "plan.yaml")
+    words = ("submit", job, "--on", "kubernetes", "--plan", saved, "--set", "train.precision=bf16")
+    shown = slipstream(*words, "--dry-run", cwd=place)
+    assert shown.returncode == 0, shown.stderr
+    pod = list(yaml.safe_load_all(shown.stdout))[2]["spec"]["template"]["spec"]
+    assert pod["nodeSelector"]["node.kubernetes.io/instance-type"] == "a2-highgpu-1g"
+    assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    asked = slipstream(*words, cwd=place)
+    assert asked.returncode == 2 and "add --yes" in asked.stderr, asked.stderr
+    assert "2 × gcp a2-highgpu-1g spot in us-central1: $3.00 an hour, about $6.00 in all" in asked.stdout
+    assert not cluster.sent
