@@ -95,7 +95,7 @@ def test_whoever_is_killed_ends_all_and_it_goes_on(tmp_path: Path, victim: str) 
     elif victim == "agent":
         assert codes[0] == 3 and "machine 1 is out of reach" in said_by(run, 0), said_by(run, 0)
     else:
-        assert codes[1] == 2 and "the first machine is gone" in said_by(run, 1), said_by(run, 1)
+        assert codes[1] == 3 and "the first machine is gone" in said_by(run, 1), said_by(run, 1)
     before = losses(run)
     with agents(run) as (head, other):
         until(lambda: "resuming mlp-1 from step" in said_by(run, 0))
@@ -121,8 +121,9 @@ def test_a_hanging_worker_of_another_machine_is_named(tmp_path: Path) -> None:
 def test_machines_that_do_not_come(tmp_path: Path) -> None:
     run = make_run(tmp_path, **{"limits.first_step": "1s"})
     reasons = ("machines [1] of 2 have not come in 1 s", "has not found the first one", "which of 2 machines this is")
-    for machine, reason in enumerate(reasons):
+    codes = (3, 3, 2)  # to start them again may help, but not against what is wrong
+    for machine, (reason, code) in enumerate(zip(reasons, codes, strict=True)):
         told = environment() | {"SLIPSTREAM_MACHINE": str(machine), "SLIPSTREAM_ADDRESS": "127.0.0.1"}
         command = [SLIPSTREAM, "agent", str(run)]
         alone = subprocess.run(command, env=told, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-        assert alone.returncode == 2 and reason in alone.stderr, alone.stderr
+        assert alone.returncode == code and reason in alone.stderr, alone.stderr

@@ -14,7 +14,7 @@ import yaml
 
 from slipstream.api import create_run
 from slipstream.data.importing import import_target
-from slipstream.fleet.base import Fleet, FleetError, Order, Room, Status
+from slipstream.fleet.base import Fleet, FleetError, Order, Rents, Room, Status
 from slipstream.fleet.failure import WORKER_FAILED
 from slipstream.fleet.fleets import open_fleet
 from slipstream.fleet.luggage import pack
@@ -24,6 +24,8 @@ from slipstream.job.data import ImportData
 from slipstream.job.file import check_machines
 from slipstream.job.machines import Machines
 from slipstream.job.models import ImportModel
+from slipstream.plan import Machine, this_machine
+from slipstream.plan.renting import Rent, read_rent
 from slipstream.planning import RUNS, LateRefusal, plan_here, plan_there, settings_of
 from slipstream.runs import RunError, RunFolder, find_runs, new_run_path, read_lines, write_text, write_yaml
 
@@ -87,17 +89,20 @@ def prepare(
     run_dir: str | Path | None = None,
 ) -> Prepared:
     """Plan a job for a fleet and have the fleet look at it, but send nothing."""
-    saved: dict[str, Any] = yaml.safe_load(plan.read_text()) if plan else {}
     wishes = [*settings, *(settings_of(plan, anywhere=True) if plan else [])]
+    saved: dict[str, Any] = yaml.safe_load(plan.read_text()) if plan else {}
     loaded = load_job(job, wishes)
     fleet = open_fleet(on, loaded.machines)
     count = machines or loaded.machines.count or saved.get("machines") or 1
+    found = _Found(this_machine()) if on == "local" else _find(fleet, loaded, plan, saved, count)
     try:
         _import_own_code(loaded)
-        room = None if on == "local" else _best_room(fleet, loaded.machines.device)
-        planned = plan_there(loaded, room.machine, count, workers) if room else plan_here(loaded, workers, None)
+        here = on == "local"
+        planned = plan_here(loaded, workers, None) if here else plan_there(loaded, found.machine, count, workers)
     except LateRefusal as error:
         raise locate(error, job, settings) from error
+    if found.rent and loaded.machines.price_per_hour is None:
+        loaded = _priced(loaded, found.rent.price)
     each = -(-planned.layout.workers // count)
     order = Order(
         run=_folder(run_dir, loaded.name),
@@ -107,7 +112,9 @@ def prepare(
         settings=loaded.machines,
         seconds=loaded.limits.deadline,
         offer=saved.get("offer") or {},
-        kind=room.machine.gpus[0] if room and planned.device == "cuda" else "",
+        kind=found.machine.gpus[0] if on != "local" and planned.device == "cuda" else "",
+        where=found.where,
+        price=str(found.rent) if found.rent else None,
     )
     fleet.validate(order)
 
@@ -135,7 +142,13 @@ def prepare_program(
     within = check_script(script, Path.cwd())
     fleet = open_fleet(on, where)
     count = machines or where.count or 1
-    machine = _best_room(fleet, where.device).machine
+    try:
+        room = _best_room(fleet, where.device)
+    except Rents as error:
+        raise FleetError(
+            f"{error}; a program has no plan that would say which: use a fleet that has machines"
+        ) from error
+    machine = room.machine
     total = workers or count * machine.room(where.device)
     if total % count:
         raise RunError(f"{total} workers cannot be shared out evenly to {count} machines")
@@ -146,8 +159,8 @@ def prepare_program(
     each = total // count
     cores = each * max(1, machine.cores // each) if not machine.gpus else min(machine.cores, each)
     gpus = each if machine.gpus and where.device != "cpu" else 0
-    kind = machine.gpus[0] if gpus else ""
-    order = Order(_folder(run_dir, script.stem), count, min(cores, machine.cores), gpus, where, kind=kind)
+    kind, folder = machine.gpus[0] if gpus else "", _folder(run_dir, script.stem)
+    order = Order(folder, count, min(cores, machine.cores), gpus, where, kind=kind, where=room.where)
     fleet.validate(order)
     program = Program(within, list(args), total, count, mpi)
 
@@ -164,12 +177,44 @@ def _folder(run_dir: str | Path | None, name: str) -> Path:
     return (Path(run_dir) if run_dir else new_run_path(RUNS, name)).resolve()
 
 
+@dataclass(frozen=True)
+class _Found:
+    """The kind of machine that a job will run on."""
+
+    machine: Machine
+    where: str = ""
+    rent: Rent | None = None
+    """Where it is rented."""
+
+
+def _find(fleet: Fleet, job: Job, plan: Path | None, saved: dict[str, Any], machines: int) -> _Found:
+    """The best that a fleet has; of one that rents, what the saved plan names."""
+    try:
+        room = _best_room(fleet, job.machines.device)
+        return _Found(room.machine, room.where)
+    except Rents as error:
+        if plan is None:
+            raise FleetError(
+                f"{error}; choose them first: `slipstream plan JOB --save plan.yaml`, then submit with --plan plan.yaml"
+            ) from error
+    try:
+        rent = read_rent(saved, machines)
+    except ValueError as error:
+        raise RunError(f"{plan}: {error}") from error
+    return _Found(rent.machine, rent=rent)
+
+
 def _best_room(fleet: Fleet, device: str) -> Room:
     """Machines of one kind: those of which most can be had now, else at all; those with GPUs first."""
     rooms = fleet.capacity() or fleet.capacity(whole=True)
     if not rooms:
         raise FleetError("there are no machines in this fleet")
     return max(rooms, key=lambda room: (bool(room.machine.gpus), room.machines * room.machine.room(device)))
+
+
+def _priced(job: Job, dollars: float) -> Job:
+    """What is rented has a price, which the run shows and the budget is held against."""
+    return job.model_copy(update={"machines": job.machines.model_copy(update={"price_per_hour": dollars})})
 
 
 def _has_own_code(job: Job) -> bool:
@@ -202,9 +247,17 @@ def submitted(root: Path = RUNS) -> list[tuple[RunFolder, Submission]]:
 
 
 def status_of(run: RunFolder) -> Status:
-    """What the fleet says of a run."""
+    """What the fleet says of a run. An engine that others use too is not asked all the time by who waits."""
     record = _record(run)
-    return _fleet_of(record).status(record.id)
+    asked, said = _ANSWERS.get((record.fleet, record.id), (-_SELDOM, None))
+    if said is None or time.monotonic() - asked >= _SELDOM or record.fleet == "local":
+        said = _fleet_of(record).status(record.id)
+        _ANSWERS[record.fleet, record.id] = time.monotonic(), said
+    return said
+
+
+_SELDOM = 1.0
+_ANSWERS: dict[tuple[str, str], tuple[float, Status]] = {}
 
 
 def is_over(run: RunFolder) -> bool:

@@ -1,10 +1,12 @@
 """`slipstream submit`: run a job on a fleet."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from slipstream.cli.errors import REFUSED
 from slipstream.cli.options import Fleets, layout_settings
 
 
@@ -20,6 +22,7 @@ def command(
     mpi: Annotated[bool, typer.Option("--mpi", help="Start a program by mpirun.")] = False,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of this run. Default: runs/NAME-1, -2, …")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be sent to the engine.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Rent without asking, where machines are rented.")] = False,
 ) -> None:
     """Run a job on a fleet: it goes on when the terminal closes."""
     from slipstream import submitting
@@ -41,6 +44,8 @@ def command(
     if dry_run:
         print(ready.fleet.render(ready.order), end="")
         return
+    if ready.order.price:
+        _agree(ready.order.price, yes)
     run = submitting.send(ready, run_dir)
     record = submitting.read_submission(run)
     assert record, "send leaves one"
@@ -50,3 +55,16 @@ def command(
         next_ones = {"logs -f": "what it says", "stop": "end it"}
     for words, meaning in next_ones.items():
         print(f"  slipstream {words:<7} {run.path}   # {meaning}")
+
+
+def _agree(price: str, yes: bool) -> None:
+    """Nothing is rented before somebody has seen what it costs and agreed."""
+    print(price)
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        print("nobody is at a terminal to agree to that: add --yes", file=sys.stderr)
+        raise typer.Exit(REFUSED)
+    if not typer.confirm("rent it?"):
+        print("nothing was rented", file=sys.stderr)
+        raise typer.Exit(REFUSED)

@@ -4,20 +4,27 @@ The first machine's agent is the head: it waits for the other machines, takes th
 and then watches over every rank as if it were its own. The others do what it says and end when it is gone.
 """
 
+import os
 import signal
 import sys
+import time
 
 from slipstream.fleet.crew import Crew
+from slipstream.fleet.failure import WORKER_FAILED
 from slipstream.fleet.far import CrewThere, follow
 from slipstream.fleet.launch import Company, Watcher, locked
 from slipstream.fleet.line import Line, LineLost, Message, free_ports
-from slipstream.fleet.place import Place, own_address
+from slipstream.fleet.place import Apart, Place, own_address
 from slipstream.fleet.programs import ProgramWork
 from slipstream.fleet.scratch import Scratch
 from slipstream.fleet.work import JobWork, Work, gloo_at, home_of
-from slipstream.runs import RunError, RunFolder
-from slipstream.runs.result import Result
+from slipstream.runs import RunError, RunFolder, read_lines
+from slipstream.runs.result import Result, read_result
 from slipstream.version import VERSION
+
+COUNTED = "JOB_COMPLETION_INDEX"
+"""Kubernetes counts the machines that have ended well, and does not start one of them again."""
+_WRITING, _TICK = 10.0, 0.1
 
 
 def run_agent(run: RunFolder, watcher: Watcher) -> Result | None:
@@ -34,8 +41,13 @@ def run_agent(run: RunFolder, watcher: Watcher) -> Result | None:
     try:
         return _lead(run, work, place, watcher)
     except ValueError as error:
-        run.event("refused", text=str(error), code=2)  # for whoever is not at this machine
+        run.event("refused", text=str(error), code=exit_code(error))  # for whoever is not at this machine
         raise
+
+
+def exit_code(error: ValueError) -> int:
+    """Of an agent that gives up: to start all machines again may help, or not."""
+    return WORKER_FAILED if isinstance(error, Apart) else 2
 
 
 def _lead(run: RunFolder, work: Work, place: Place, watcher: Watcher) -> Result | None:
@@ -73,9 +85,25 @@ def _follow(run: RunFolder, work: Work, place: Place, watcher: Watcher) -> None:
     try:
         follow(line, work.crew(meeting, line.here, scratch), run.checkpoints)
     except LineLost as error:
-        raise RunError(f"the first machine is gone: {error}") from error
+        raise Apart(f"the first machine is gone: {error}") from error
     finally:
         scratch.remove()
+    if COUNTED in os.environ and not _finished(run):
+        raise Apart("the run has not come to its end: this machine is to be started again with the others")
+
+
+def _finished(run: RunFolder) -> bool:
+    """Whether it has come to its end; the first machine may be about to write it down."""
+    until = time.monotonic() + _WRITING
+    while time.monotonic() < until:
+        last = next((event["event"] for event in reversed(list(read_lines(run.events)))), None)
+        result = read_result(run)
+        if (result and result.status == "finished") or last == "finished":
+            return True
+        if last in ("failure", "stopped", "refused"):
+            return False
+        time.sleep(_TICK)
+    return False
 
 
 def _hear_beginning(line: Line, patience: float) -> dict[str, str]:
@@ -83,8 +111,8 @@ def _hear_beginning(line: Line, patience: float) -> dict[str, str]:
     try:
         said = line.hear_one(patience)
     except LineLost as error:
-        raise RunError(f"the first machine has given up: {error}") from error
+        raise Apart(f"the first machine has given up: {error}") from error
     if said is None:
-        raise RunError(f"the first machine has not begun in {patience:.0f} s")
+        raise Apart(f"the first machine has not begun in {patience:.0f} s")
     meeting: dict[str, str] = said["begin"]
     return meeting

@@ -15,6 +15,10 @@ class FleetError(ValueError):
     """A fleet cannot take a run, or cannot be asked: its engine is missing, full, out of reach or refuses."""
 
 
+class Rents(FleetError):
+    """A fleet cannot say what it could give: it gets machines when it is asked for them, and then they cost money."""
+
+
 @dataclass(frozen=True)
 class Order:
     """What a fleet is to start: one command on each of some machines, all of them or none."""
@@ -34,6 +38,10 @@ class Order:
     """What a saved plan wants to rent."""
     kind: str = ""
     """Of the GPUs that were planned for, as the fleet names it."""
+    where: str = ""
+    """Where the fleet has the machines that it was planned for, as in `Room`."""
+    price: str | None = None
+    """What it will cost, in words, where to launch it is to rent."""
 
     @property
     def name(self) -> str:
@@ -79,7 +87,7 @@ class Fleet(Protocol):
         ...
 
     def capacity(self, whole: bool = False) -> Sequence[Room]:
-        """What it can give now; `whole`: what it has, busy or not. Raises FleetError."""
+        """What it can give now; `whole`: what it has, busy or not. Raises FleetError; Rents where that is not known."""
         ...
 
     def render(self, order: Order) -> str:

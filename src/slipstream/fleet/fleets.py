@@ -9,6 +9,8 @@ FLEETS = {
     "local": "slipstream.fleet.local:LocalFleet",
     "ray": "slipstream.fleet.ray:RayFleet",
     "slurm": "slipstream.fleet.slurm:SlurmFleet",
+    "kubernetes": "slipstream.fleet.kubernetes:KubernetesFleet",
+    "skypilot": "slipstream.fleet.skypilot:SkyPilotFleet",
 }
 
 

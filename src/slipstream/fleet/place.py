@@ -22,6 +22,10 @@ _HELLO = 10.0
 """Seconds in which who connects must say who he is."""
 
 
+class Apart(RunError):
+    """The machines of a launch are not together, or not any more. To start them again may help."""
+
+
 @dataclass(frozen=True)
 class Place:
     """One machine's place in a launch."""
@@ -54,7 +58,7 @@ class Place:
                     line = Line(listener.accept()[0])
                 except TimeoutError:
                     missing = sorted(set(range(1, self.machines)) - set(found))
-                    raise RunError(f"machines {missing} of {self.machines} have not come in {patience:.0f} s") from None
+                    raise Apart(f"machines {missing} of {self.machines} have not come in {patience:.0f} s") from None
                 hello = _greeting(line)
                 if hello and same(token, hello.get("token")) and hello.get("machine") in range(1, self.machines):
                     found[hello["machine"]] = line, hello
@@ -96,7 +100,7 @@ class Place:
                 else:
                     return line
             time.sleep(_AGAIN)
-        raise RunError(f"machine {self.machine} has not found the first one in {patience:.0f} s: {trouble}")
+        raise Apart(f"machine {self.machine} has not found the first one in {patience:.0f} s: {trouble}")
 
     def _head(self) -> tuple[Address, str] | None:
         if told := os.environ.get(HEAD):
