@@ -100,7 +100,7 @@ def test_whoever_is_killed_ends_all_and_it_goes_on(tmp_path: Path, victim: str) 
     with agents(run) as (head, other):
         until(lambda: "resuming mlp-1 from step" in said_by(run, 0))
         until(lambda: steps_of(run) > len(before))
-        head.terminate()
+        (other if victim == "agent" else head).terminate()  # whoever is asked, all save and stop
         assert (head.wait(30), other.wait(30)) == (130, 0)
     assert losses(run)[: len(before)] == before
     assert json.loads((run / "result.json").read_text())["reason"] == "interrupted"

@@ -26,7 +26,7 @@ from slipstream.job.machines import Machines
 from slipstream.job.models import ImportModel
 from slipstream.plan import Machine, this_machine
 from slipstream.plan.renting import Rent, read_rent
-from slipstream.planning import RUNS, LateRefusal, plan_here, plan_there, settings_of
+from slipstream.planning import RUNS, LateRefusal, machines_wanted, plan_here, plan_there, settings_of
 from slipstream.runs import RunError, RunFolder, find_runs, new_run_path, read_lines, write_text, write_yaml
 
 
@@ -93,8 +93,10 @@ def prepare(
     saved: dict[str, Any] = yaml.safe_load(plan.read_text()) if plan else {}
     loaded = load_job(job, wishes)
     fleet = open_fleet(on, loaded.machines)
-    count = machines or loaded.machines.count or saved.get("machines") or 1
-    found = _Found(this_machine()) if on == "local" else _find(fleet, loaded, plan, saved, count)
+    said = machines or loaded.machines.count or saved.get("machines")
+    found = _Found(this_machine()) if on == "local" else _find(fleet, loaded, plan, saved, said or 1)
+    free = loaded.layout.auto and not workers and found.free
+    count = said or (machines_wanted(loaded, found.machine, found.free) if free else 1)
     try:
         _import_own_code(loaded)
         here = on == "local"
@@ -182,6 +184,8 @@ class _Found:
     """The kind of machine that a job will run on."""
 
     machine: Machine
+    free: int = 1
+    """How many of them there are now."""
     where: str = ""
     rent: Rent | None = None
     """Where it is rented."""
@@ -191,7 +195,7 @@ def _find(fleet: Fleet, job: Job, plan: Path | None, saved: dict[str, Any], mach
     """The best that a fleet has; of one that rents, what the saved plan names."""
     try:
         room = _best_room(fleet, job.machines.device)
-        return _Found(room.machine, room.where)
+        return _Found(room.machine, room.machines, room.where)
     except Rents as error:
         if plan is None:
             raise FleetError(

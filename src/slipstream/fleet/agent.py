@@ -7,6 +7,7 @@ and then watches over every rank as if it were its own. The others do what it sa
 import os
 import signal
 import sys
+import threading
 import time
 
 from slipstream.fleet.crew import Crew
@@ -34,9 +35,10 @@ def run_agent(run: RunFolder, watcher: Watcher) -> Result | None:
     work: Work = ProgramWork.of(run, home) if run.program.exists() else JobWork.of(run, home)
     place = Place.of(work.machines, run.path)
     if place.machine:
+        asked = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, signal.SIG_IGN)  # the head is told the same, and says what is to be done
-        _follow(run, work, place, watcher)
+            signal.signal(number, lambda *_: asked.set())  # the head says what is to be done
+        _follow(run, work, place, watcher, asked)
         return None
     try:
         return _lead(run, work, place, watcher)
@@ -76,14 +78,14 @@ def _company(work: Work, lines: list[tuple[Line, Message]]) -> Company:
     return Company(work.ranks_on(0), far, meeting | gloo_at(here))
 
 
-def _follow(run: RunFolder, work: Work, place: Place, watcher: Watcher) -> None:
+def _follow(run: RunFolder, work: Work, place: Place, watcher: Watcher, asked: threading.Event) -> None:
     work.prepare(watcher)
     ports = free_ports("0.0.0.0", work.ports_on(place.machine))
     line = place.join(work.patience, version=VERSION, ports=ports)
     meeting = _hear_beginning(line, work.patience)
     scratch = Scratch.create()
     try:
-        follow(line, work.crew(meeting, line.here, scratch), run.checkpoints)
+        follow(line, work.crew(meeting, line.here, scratch), run.checkpoints, asked)
     except LineLost as error:
         raise Apart(f"the first machine is gone: {error}") from error
     finally:

@@ -1,5 +1,7 @@
 """A crew on another machine: here the head's end of the line, and the other machine's, which does as it is told."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -28,7 +30,7 @@ class CrewThere:
         self._asked = self._done = 0
         """How many wishes were sent, and how many of them were done when the machine last spoke."""
         self._lost: str | None = None
-        self._closed = False
+        self._closed = self._passed_on = False
         self._changed = threading.Condition()
         self._listener = threading.Thread(target=self._listen, name=f"line to {name}", daemon=True)
         self._listener.start()
@@ -93,6 +95,9 @@ class CrewThere:
     def _take(self, message: dict[str, Any]) -> None:
         with self._changed:
             self._done = message["done"]
+            if message.get("asked") and not self._passed_on:
+                self._passed_on = True
+                os.kill(os.getpid(), signal.SIGTERM)  # as if this machine had been asked
             self._stacks = {int(rank): stack for rank, stack in message["stacks"].items()}
             if self._done == self._asked:  # else it speaks of what was before the last wish
                 self._told = time.monotonic()
@@ -108,8 +113,11 @@ def _state(code: int | None, failure: dict[str, Any] | None, step: int, phase: s
     return State(code, Failure(**failure) if failure else None, step, phase, still)
 
 
-def follow(line: Line, crew: CrewHere, checkpoints: Path) -> None:
-    """Do what the head says, and tell it how the ranks here are, until it closes. Raises LineLost."""
+def follow(line: Line, crew: CrewHere, checkpoints: Path, asked: threading.Event) -> None:
+    """Do what the head says, and tell it how the ranks here are, until it closes. Raises LineLost.
+
+    `asked`: somebody wants this machine to end, so that all must save.
+    """
     done, said, stacks = 0, 0.0, dict[int, str]()
     told: dict[int, State] = {}
     try:
@@ -122,7 +130,7 @@ def follow(line: Line, crew: CrewHere, checkpoints: Path) -> None:
                 break
             states = crew.states()
             if wishes or _news(states, told) or time.monotonic() - said > 1:
-                line.say(_report(done, stacks, states))
+                line.say({**_report(done, stacks, states), "asked": asked.is_set()})
                 told, said = states, time.monotonic()
     finally:
         crew.close()
