@@ -16,8 +16,8 @@ WEED = str(Path(sys.executable).parent / "weed")
 class Server:
     """One server, which can be ended and started again with what it had."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        self._folder, self._host = folder, host
         self.ports = dict(zip(("master", "volume", "filer", "s3"), free_ports(4), strict=True))
         credentials = [{"accessKey": KEY, "secretKey": SECRET}]
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
@@ -30,7 +30,7 @@ class Server:
         return {
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.ports['s3']}",
+            "AWS_ENDPOINT_URL": f"http://{self._host}:{self.ports['s3']}",
             "AWS_REGION": "us-east-1",
         }
 
@@ -39,8 +39,8 @@ class Server:
         ports = [f"-{name}.port={port}" for name, port in self.ports.items()]
         command = [
             WEED, "-logtostderr", "server", f"-dir={self._folder / 'data'}",
-            "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-s3.config={self._folder / 's3.json'}", "-volume.max=20",
-            "-master.volumeSizeLimitMB=256", "-s3.port.iceberg=0", "-s3.port.lance=0", *ports,
+            f"-ip={self._host}", f"-ip.bind={self._host}", "-s3", f"-s3.config={self._folder / 's3.json'}",
+            "-volume.max=20", "-master.volumeSizeLimitMB=256", "-s3.port.iceberg=0", "-s3.port.lance=0", *ports,
         ]  # fmt: skip
         with (self._folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -51,7 +51,7 @@ class Server:
 
     def make_bucket(self, name: str) -> None:
         """By the server's own shell: obstore makes none."""
-        master, filer = (f"127.0.0.1:{self.ports[part]}" for part in ("master", "filer"))
+        master, filer = (f"{self._host}:{self.ports[part]}" for part in ("master", "filer"))
         command = [WEED, "shell", f"-master={master}", f"-filer={filer}"]
         words = f"s3.bucket.create -name {name}\nexit\n"
         done = subprocess.run(command, input=words, capture_output=True, text=True, timeout=60)
@@ -64,7 +64,7 @@ class Server:
 
     def _answers(self, name: str) -> bool:
         try:
-            socket.create_connection(("127.0.0.1", self.ports[name]), timeout=1).close()
+            socket.create_connection((self._host, self.ports[name]), timeout=1).close()
             return True
         except OSError:
             return False

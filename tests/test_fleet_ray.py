@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 import yaml
 
 from fleet import processes_of, steps_of, until
-from program import SLIPSTREAM, slipstream, write_job
+from jobs import write_documents
+from program import SLIPSTREAM, write_job
+from s3 import Server
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SLOW = """
@@ -132,13 +135,37 @@ def curve(run: Path) -> list[tuple[Any, ...]]:
     return [(line["step"], line["loss"], line.get("val_loss")) for line in lines]
 
 
-def test_the_curve_is_that_of_one_machine(desk: Desk) -> None:
-    path = write_job(desk.folder, job())
+@pytest.fixture
+def storage(desk: Desk) -> Iterator[dict[str, str]]:
+    """The environment of who may read an S3 server on the head's host."""
+    folder = desk.folder / "server"
+    folder.mkdir()
+    server = Server(folder, desk.ray.network.addresses[0])
+    with ThreadPoolExecutor(1) as visitor:  # a thread alone can go to another network, and start processes there
+        visitor.submit(desk.ray.network.visit, 0).result()
+        visitor.submit(server.start).result()
+        visitor.submit(server.make_bucket, "data").result()
+    yield server.environment
+    server.kill()
+
+
+def test_the_curve_is_that_of_one_machine(desk: Desk, storage: dict[str, str]) -> None:
+    """With data from afar."""
+    text = write_documents(desk.folder / "documents.jsonl", 400)
+    words = ["--vocabulary", "300", "--workers", "1"]
+    code, out, err = desk.say("data", "prepare", text, "s3://data/corpus", *words, **storage)
+    assert code == 0, out + err
+    values = job(
+        model={"kind": "decoder", "layers": 1, "hidden": 16, "heads": 2},
+        data={"prepared": "s3://data/corpus", "sequence": 64, "validation": 0.1},
+        machines={"device": "cpu", "ray": {"environment": list(storage)}},
+    )
+    path = write_job(desk.folder, values)
     code, out, _ = desk.say("capacity", "--on", "ray")
-    assert code == 0 and "2 × 2 cores of Ray" in out
-    desk.submit(path, "--machines", "2", "--workers", "4")
-    here = slipstream("train", path, "--workers", "4", "--run-dir", "here", cwd=desk.folder)
-    assert here.returncode == 0, here.stderr
+    assert code == 0 and "2 × 2 cores" in out
+    desk.submit(path, "--machines", "2", "--workers", "4", **storage)
+    code, out, err = desk.say("train", path, "--workers", "4", "--run-dir", "here", **storage)
+    assert code == 0, out + err
     code, out, err = desk.say("attach", "on-ray-1")
     assert code == 0, out + err
     run = desk.folder / "runs" / "on-ray-1"

@@ -39,7 +39,7 @@ class Keeper:
             if self._asked:
                 return -signal.SIGTERM
             self._agent = subprocess.Popen(
-                [sys.executable, "-m", "slipstream", "agent", run, "--tied"],
+                [sys.executable, "-P", "-m", "slipstream", "agent", run, "--tied"],
                 stdin=subprocess.PIPE,  # held by this process alone
                 stdout=file,
                 stderr=file,

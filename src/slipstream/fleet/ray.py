@@ -67,7 +67,7 @@ class RayFleet:
             if cores:
                 kinds.setdefault((cores, (node.kind,) * gpus), []).append(node)
         return [
-            Room(len(nodes), Machine("Ray", cores, min(node.memory for node in nodes), gpus, bf16=True))
+            Room(len(nodes), Machine("", cores, min(node.memory for node in nodes), gpus, bf16=True))
             for (cores, gpus), nodes in sorted(kinds.items(), reverse=True)
         ]
 
