@@ -4,8 +4,8 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from slipstream.fleet.base import Fleet, FleetError, Order, Rents, Room, Status
 from slipstream.fleet.failure import WORKER_FAILED
 from slipstream.fleet.fleets import open_fleet
 from slipstream.fleet.luggage import pack
+from slipstream.fleet.mirror import Mirror
 from slipstream.fleet.programs import Program, check_script, mpirun
 from slipstream.job import Job, load_job, locate
 from slipstream.job.data import ImportData
@@ -41,6 +42,8 @@ class Submission:
     time: float
     settings: dict[str, Any]
     """How the fleet was to be reached: the section `machines` of the job file."""
+    store: str | None = None
+    """Where in object storage the run's folder is; then the one here is a copy."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +67,42 @@ def send(ready: Prepared, run_dir: str | Path | None = None) -> RunFolder:
     Without `run_dir` the run gets the next free folder, which may be another than when it was prepared.
     """
     run = create_run(run_dir, ready.name, ready.job)
+    order = _placed(ready.order, run.path.resolve())
     try:
         ready.fill(run)
-        known = ready.fleet.launch(replace(ready.order, run=run.path.resolve()))
+        with _stored(run, order.store):
+            known = ready.fleet.launch(order)
     except BaseException:
         shutil.rmtree(run.path)
         with suppress(OSError):  # other runs are in it
             RUNS.rmdir()
         raise
     settings = ready.order.settings.model_dump(mode="json")
-    record = Submission(ready.on, known, ready.order.machines, ready.workers, time.time(), settings)
+    record = Submission(ready.on, known, order.machines, ready.workers, time.time(), settings, order.store)
     write_text(run.submission, json.dumps(asdict(record), indent=2) + "\n")
     return run
+
+
+def _placed(order: Order, run: Path) -> Order:
+    """For this folder, and where machines share no disk for the address of the same name."""
+    store = order.settings.store
+    return replace(order, run=run, store=f"{store.rstrip('/')}/{run.name}" if store else None)
+
+
+@contextmanager
+def _stored(run: RunFolder, store: str | None) -> Iterator[None]:
+    """With the run's folder in object storage, if it belongs there; unless the block fails."""
+    if store is None:
+        yield
+        return
+    mirror = Mirror(run, store)
+    mirror.refuse_if_taken()
+    try:
+        mirror.push()
+        yield
+    except BaseException:
+        mirror.remove()
+        raise
 
 
 def prepare(
@@ -118,6 +145,8 @@ def prepare(
         where=found.where,
         price=str(found.rent) if found.rent else None,
     )
+    order = _placed(order, order.run)
+    _refuse_store(on, order)
     fleet.validate(order)
 
     def fill(run: RunFolder) -> None:
@@ -163,6 +192,8 @@ def prepare_program(
     gpus = each if machine.gpus and where.device != "cpu" else 0
     kind, folder = machine.gpus[0] if gpus else "", _folder(run_dir, script.stem)
     order = Order(folder, count, min(cores, machine.cores), gpus, where, kind=kind, where=room.where)
+    order = _placed(order, order.run)
+    _refuse_store(on, order)
     fleet.validate(order)
     program = Program(within, list(args), total, count, mpi)
 
@@ -171,6 +202,11 @@ def prepare_program(
         pack(Path.cwd(), run.code)
 
     return Prepared(on, fleet, order, script.stem, total, None, fill)
+
+
+def _refuse_store(on: str, order: Order) -> None:
+    if order.store and on in ("slurm", "ray"):
+        raise RunError(f"machines.store has no effect on {on}, whose machines share a disk; remove it")
 
 
 def _folder(run_dir: str | Path | None, name: str) -> Path:
@@ -250,6 +286,21 @@ def submitted(root: Path = RUNS) -> list[tuple[RunFolder, Submission]]:
     return [(run, record) for run in find_runs(root) if (record := read_submission(run))]
 
 
+def refresh(run: RunFolder, at_once: bool = True) -> RunFolder:
+    """Bring this machine's copy of a run in object storage up to date; if not `at_once`, now and then."""
+    record = read_submission(run)
+    if record and record.store:
+        mirror, last = _MIRRORS.get(record.store) or (Mirror(run, record.store), 0.0)
+        if at_once or time.monotonic() - last > _SOME:
+            mirror.pull()
+            _MIRRORS[record.store] = mirror, time.monotonic()
+    return run
+
+
+_SOME = 2.0
+_MIRRORS: dict[str, tuple[Mirror, float]] = {}
+
+
 def status_of(run: RunFolder) -> Status:
     """What the fleet says of a run. An engine that others use too is not asked all the time by who waits."""
     record = _record(run)
@@ -265,10 +316,12 @@ _ANSWERS: dict[tuple[str, str], tuple[float, Status]] = {}
 
 
 def is_over(run: RunFolder) -> bool:
-    """Whether nothing of a run is under way any more, here or on its fleet."""
+    """Whether nothing of a run is under way any more, here or on its fleet; if so, its folder here is up to date."""
     if run.is_running:
         return False
-    return read_submission(run) is None or status_of(run).state == "ended"
+    over = read_submission(run) is None or status_of(run).state == "ended"
+    refresh(run, at_once=over)
+    return over
 
 
 def standing_of(run: RunFolder, in_folder: str) -> str:
@@ -319,6 +372,8 @@ def stop(run: RunFolder) -> None:
     if fleet.status(record.id).state == "ended":
         raise RunError(f"{run.path} is not running: nothing to stop")
     fleet.stop(record.id)
+    if record.store:
+        Mirror(run, record.store).pass_on_wish()
 
 
 def _record(run: RunFolder) -> Submission:

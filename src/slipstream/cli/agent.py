@@ -5,27 +5,38 @@ import signal
 import sys
 import threading
 import time
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from slipstream.cli.errors import AGAIN, INTERRUPTED, STOPPED
-from slipstream.cli.options import RunArgument
 
 _SELDOM = 2.0
 
 
 def command(
-    run: RunArgument, tied: Annotated[bool, typer.Option("--tied", help="End when standard input does.")] = False
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's folder, here or in object storage.")],
+    tied: Annotated[bool, typer.Option("--tied", help="End when standard input does.")] = False,
 ) -> None:
     """This machine's part of a run."""
+    from slipstream.data.storage import is_remote
     from slipstream.fleet.agent import exit_code, run_agent
     from slipstream.fleet.keeper import end_with_input
     from slipstream.fleet.launch import Silence
-    from slipstream.fleet.place import Apart
+    from slipstream.fleet.mirror import STORE, Mirror, begin_here
+    from slipstream.fleet.place import Apart, machine_number
     from slipstream.runs import RunFolder
+    from slipstream.runs.cache import cache_folder
 
-    folder = RunFolder.open(run)
+    mirror: Mirror | None = None
+    if is_remote(run):
+        name = f"{run.rstrip('/').rpartition('/')[2]}-{machine_number() or 0}"
+        folder, mirror = begin_here(run, cache_folder() / "runs" / name)
+        os.environ[STORE] = run
+    else:
+        folder = RunFolder.open(Path(run))
 
     class Spoken(Silence):
         looked = 0.0
@@ -49,7 +60,8 @@ def command(
         end_with_input()
     signal.signal(signal.SIGUSR1, save_and_end)  # schedulers warn by it that a time limit is near
     try:
-        result = run_agent(folder, Spoken())
+        with mirror.kept_up() if mirror else nullcontext():
+            result = run_agent(folder, Spoken())
     except KeyboardInterrupt:
         raise typer.Exit(AGAIN if warned.is_set() else INTERRUPTED) from None
     except Apart as error:

@@ -23,9 +23,9 @@ def command(run: RunArgument) -> None:
     from slipstream.cli.screen import Screen, show_result
     from slipstream.runs import RunError
     from slipstream.runs.result import read_result
-    from slipstream.submitting import last_words
+    from slipstream.submitting import last_words, refresh
 
-    folder = find_run(run)
+    folder = refresh(find_run(run))
     if folder.program.exists():
         raise RunError(
             f"{folder.path} is a program's, which shows no progress; `slipstream logs -f {folder.path}` does"

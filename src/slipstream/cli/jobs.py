@@ -36,8 +36,8 @@ def command(as_json: AsJson = False) -> None:
 
 def _row(run: Any, record: Any) -> dict[str, Any]:
     from slipstream.cli.summary import summarise
-    from slipstream.submitting import standing_of
+    from slipstream.submitting import refresh, standing_of
 
-    summary = summarise(run)
+    summary = summarise(refresh(run))
     facts = {"fleet": record.fleet, "id": record.id, "machines": record.machines, "workers": record.workers}
     return {**summary, **facts, "status": standing_of(run, summary["status"]), "time": record.time}

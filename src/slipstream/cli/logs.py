@@ -22,9 +22,9 @@ def command(
     """Print what a run and its workers have said."""
     from slipstream.api import find_run
     from slipstream.runs import RunError
-    from slipstream.submitting import is_over
+    from slipstream.submitting import is_over, refresh
 
-    folder = find_run(run)
+    folder = refresh(find_run(run))
     shown: dict[Path, int] = {}
     while True:
         over = not follow or is_over(folder)

@@ -14,8 +14,9 @@ def command(run: RunArgument, as_json: AsJson = False) -> None:
     from slipstream.job import load_job
     from slipstream.runs import draw_curve, read_lines
     from slipstream.runs.result import read_result
+    from slipstream.submitting import refresh
 
-    folder = find_run(run)
+    folder = refresh(find_run(run))
     summary, result, plan = summarise(folder), read_result(folder), read_plan(folder)
     events = list(read_lines(folder.events))
     if as_json:

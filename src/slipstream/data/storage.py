@@ -88,6 +88,17 @@ class Storage:
         except Exception as error:
             raise self._gone(f"/{name} cannot be written", error) from None
 
+    def delete(self, name: str) -> None:
+        """A file, if it is there."""
+        import obstore
+
+        try:
+            obstore.delete(self._store, name)
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            raise self._gone(f"/{name} cannot be removed", error) from None
+
     def _gone(self, what: str, error: Exception) -> StorageGone:
         return StorageGone(f"{self.address}{what}: {_said(error, self.address)}")
 

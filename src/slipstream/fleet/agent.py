@@ -57,7 +57,12 @@ def _lead(run: RunFolder, work: Work, place: Place, watcher: Watcher) -> Result 
     try:
         with locked(run) as lock:
             work.prepare(watcher)
-            return work.lead(_company(work, lines) if lines else None, watcher, lock)
+            company = _company(work, lines) if lines else None
+            try:
+                return work.lead(company, watcher, lock)
+            finally:
+                for crew in set(company.far.values()) if company else ():
+                    crew.close()  # also where there was nothing left to do
     finally:
         for line, _ in lines:
             line.close()

@@ -24,7 +24,7 @@ class Order:
     """What a fleet is to start: one command on each of some machines, all of them or none."""
 
     run: Path
-    """The run's folder, which every machine must see."""
+    """The run's folder, which every machine must see, unless there is a store."""
     machines: int
     cores: int
     """That are used on each machine."""
@@ -40,6 +40,8 @@ class Order:
     """Of the GPUs that were planned for, as the fleet names it."""
     where: str = ""
     """Where the fleet has the machines that it was planned for, as in `Room`."""
+    store: str | None = None
+    """Where in object storage the run's folder is, for machines that share no disk."""
     price: str | None = None
     """What it will cost, in words, where to launch it is to rent."""
 
@@ -48,9 +50,14 @@ class Order:
         """As people know the run."""
         return self.run.name
 
+    @property
+    def target(self) -> str:
+        """The run, as its machines find it."""
+        return self.store or str(self.run)
+
     def command(self, python: str = sys.executable) -> list[str]:
         """What each machine runs."""
-        return [python, "-P", "-m", "slipstream", "agent", str(self.run)]  # -P: no modules of where it is started
+        return [python, "-P", "-m", "slipstream", "agent", self.target]  # -P: no modules of where it is started
 
     def written(self, python: str = sys.executable) -> str:
         """The same, for a shell."""

@@ -13,6 +13,8 @@ from typing import Any
 from slipstream.fleet.crew import CrewHere, State
 from slipstream.fleet.failure import Failure
 from slipstream.fleet.line import Line, LineLost
+from slipstream.fleet.mirror import STORE, Mirror
+from slipstream.runs import RunFolder
 
 _TICK = 0.1
 _ANSWER = 5.0
@@ -66,6 +68,8 @@ class CrewThere:
             return dict(self._stacks)
 
     def close(self) -> None:
+        if self._closed:
+            return
         self._closed = True
         self._await(self._ask("close"))
         self._listener.join(_ANSWER)
@@ -142,12 +146,19 @@ def _obey(wish: dict[str, Any], crew: CrewHere, checkpoints: Path) -> dict[int, 
         case "stacks":
             return crew.stacks()
         case "start":
-            crew.start(wish["ranks"], checkpoints / wish["restore"] if wish["restore"] else None)
+            crew.start(wish["ranks"], _whole(checkpoints / wish["restore"]) if wish["restore"] else None)
         case "stop":
             crew.ask_to_stop()
         case "end":
             crew.end(wish["ranks"])
     return None
+
+
+def _whole(checkpoint: Path) -> Path:
+    """The head has all of it; where machines share no disk, so must this one."""
+    if address := os.environ.get(STORE):
+        Mirror(RunFolder(checkpoint.parents[1]), address).complete(checkpoint)
+    return checkpoint
 
 
 def _report(done: int, stacks: dict[int, str], states: dict[int, State]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from slipstream.fleet.base import FleetError, Order
@@ -56,12 +55,15 @@ def dns_name(name: str, machines: int) -> str:
     return f"{plain[: longest - 9].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def folder_of(order: Order) -> Path:
+def folder_of(order: Order) -> str:
     """The run folder, as the pods see it too. Raises FleetError where they would not."""
+    if order.store:
+        return order.store
     settings, run = order.settings.kubernetes, order.run.resolve()
     if not settings.mount:
         raise FleetError(
-            "the pods would not see the run folder: set machines.kubernetes.claim to a volume claim that all of them "
+            "the pods would not see the run folder: set machines.store to an address in object storage; or "
+            "machines.kubernetes.claim to a volume claim that all of them "
             "can write to (ReadWriteMany), and machines.kubernetes.mount to the folder where that volume is, in the "
             "pods and on this machine alike"
         )
@@ -70,7 +72,7 @@ def folder_of(order: Order) -> Path:
             f"the run folder {run} is not below machines.kubernetes.mount, {settings.mount}, so the pods would not see "
             f"it; submit from a folder there, or name one: --run-dir {settings.mount}/runs/{order.name}"
         )
-    return run
+    return str(run)
 
 
 def selector(settings: Kubernetes, offer: Mapping[str, Any], where: str = "") -> dict[str, str]:
@@ -165,7 +167,7 @@ def _pod(order: Order, name: str) -> Document:
         "securityContext": {"runAsUser": user, "runAsGroup": os.getgid() if settings.user is None else user},
         "containers": [_container(order, name)],
         "volumes": [
-            {"name": "run", "persistentVolumeClaim": {"claimName": settings.claim}},
+            *([{"name": "run", "persistentVolumeClaim": {"claimName": settings.claim}}] if settings.claim else []),
             {"name": "shared-memory", "emptyDir": _in_memory(settings)},
         ],
     }
@@ -192,7 +194,7 @@ def _container(order: Order, name: str) -> Document:
     return {
         "name": _CONTAINER,
         "image": settings.image,
-        "command": [*order.command("python")[:-1], str(folder_of(order))],
+        "command": [*order.command("python")[:-1], folder_of(order)],
         "env": [
             {"name": HEAD, "value": f"{name}-0.{name}:{PORT}"},
             {"name": ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -201,7 +203,7 @@ def _container(order: Order, name: str) -> Document:
         "envFrom": secrets,
         "resources": _resources(order),
         "volumeMounts": [
-            {"name": "run", "mountPath": settings.mount},
+            *([{"name": "run", "mountPath": settings.mount}] if settings.mount else []),
             {"name": "shared-memory", "mountPath": "/dev/shm"},
         ],
         "securityContext": {"allowPrivilegeEscalation": False},

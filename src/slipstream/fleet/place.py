@@ -38,7 +38,7 @@ class Place:
     @classmethod
     def of(cls, machines: int, folder: Path) -> "Place":
         """As the fleet has said. Raises RunError."""
-        told = next((os.environ[name] for name in _NUMBERED_BY if os.environ.get(name)), "0" if machines == 1 else "")
+        told = machine_number() or ("0" if machines == 1 else "")
         if not told.isdigit() or int(told) >= machines:
             raise RunError(f"{MACHINE} must say which of {machines} machines this is, from 0 on, and is {told!r}")
         return cls(int(told), machines, folder / "meeting.json")
@@ -110,6 +110,11 @@ class Place:
             return (said["address"][0], int(said["address"][1])), said["token"]
         except (OSError, ValueError):  # not there yet
             return None
+
+
+def machine_number() -> str:
+    """As the fleet has it; empty, if it has said nothing."""
+    return next((os.environ[name] for name in _NUMBERED_BY if os.environ.get(name)), "")
 
 
 def _split(text: str) -> Address:

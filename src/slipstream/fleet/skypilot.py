@@ -116,12 +116,15 @@ class SkyPilotFleet:
         with _asking() as sky:
             sky.get(sky.jobs.cancel(job_ids=[_number(submission)]))
 
-    def _folder(self, order: Order) -> Path:
+    def _folder(self, order: Order) -> str:
         """The run folder, as the machines see it too. Raises FleetError where they would not."""
+        if order.store:
+            return order.store
         run, shared = order.run.resolve(), self._settings.shared
         if not shared:
             raise FleetError(
-                "the machines would not see the run folder: set machines.skypilot.shared to a folder that they and "
+                "the machines would not see the run folder: set machines.store to an address in object storage; or "
+                "machines.skypilot.shared to a folder that they and "
                 "this machine see alike, such as an NFS export which machines.skypilot.setup mounts"
             )
         if not run.is_relative_to(shared):
@@ -129,7 +132,7 @@ class SkyPilotFleet:
                 f"the run folder {run} is not below machines.skypilot.shared, {shared}, so the machines would not see "
                 f"it; submit from a folder there, or name one: --run-dir {shared}/runs/{order.name}"
             )
-        return run
+        return str(run)
 
     def _task(self, order: Order) -> dict[str, Any]:
         settings, offer = self._settings, order.offer
@@ -159,7 +162,7 @@ class SkyPilotFleet:
         return task
 
     def _script(self, order: Order) -> str:
-        command = shlex.join([*order.command("python")[:-1], str(self._folder(order))])
+        command = shlex.join([*order.command("python")[:-1], self._folder(order)])
         final = "|".join(map(str, sorted((*FINAL, _STOPPED))))
         return "\n".join(
             [

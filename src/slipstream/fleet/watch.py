@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slipstream.fleet.crew import Crew, State
 from slipstream.fleet.failure import Failure, first_cause, killed
+from slipstream.fleet.mirror import make_whole
 from slipstream.fleet.scratch import Scratch
 from slipstream.job.job import Limits
 from slipstream.runs import RunFolder, truncate_metrics
@@ -104,6 +105,7 @@ class Watch:
                 self._run.event("restart", rank=rank)
                 self._start([rank], None)
         if any(rank in self._servers for rank in killed_ones):
+            make_whole(self._run)
             checkpoint = find_checkpoint(self._run.checkpoints, lambda text: self._run.event("warning", text=text))
             step = read_progress(checkpoint).step if checkpoint else 0
             self._end(list(self._servers))

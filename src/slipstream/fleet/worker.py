@@ -183,10 +183,12 @@ def _finish(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> None:
 
 def _whole_model(run: RunFolder, job: Job, plan: Plan, trained: "Trained") -> "nn.Module":
     """Where no worker holds all weights: the plain model, from the last checkpoint."""
+    from slipstream.fleet.mirror import make_whole
     from slipstream.train.checkpoint import load_plain
     from slipstream.train.models import build_model
     from slipstream.train.precision import weight_dtype
 
+    make_whole(run)
     checkpoint = find_checkpoint(run.checkpoints, print)
     assert checkpoint is not None, "the last step has written one"
     model = build_model(job, trained.facts).to(weight_dtype(plan))

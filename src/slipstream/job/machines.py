@@ -158,6 +158,9 @@ class Machines(Section):
     """What this machine costs in an hour; the run then shows its cost."""
     count: Count | None = None
     """How many machines `submit` asks a fleet for. Default: those of the plan, else one."""
+    store: str | None = Field(default=None, pattern=r"^(s3|gs|az)://[^/]+")
+    """Where runs on a fleet have their folders if its machines share no disk: an address in object storage, such as
+    s3://bucket/runs. Each run gets a folder of its own below it."""
     slurm: Slurm = Field(default_factory=Slurm)
     """How Slurm is asked."""
     ray: Ray = Field(default_factory=Ray)

@@ -11,10 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from slipstream.runs.folder import write_text
 
 MANIFEST = "manifest.json"
+STORED = "stored"
+"""Beside the checkpoints of a run that is kept in object storage: the newest that is whole there. Later ones must stay
+until they are, too."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +70,29 @@ def read_progress(path: Path) -> Progress:
     return Progress(**json.loads((path / MANIFEST).read_text())["progress"])
 
 
-def seal(path: Path, progress: Progress) -> None:
-    """Write the manifest, which makes the checkpoint a whole one."""
-    names = sorted(file for file in path.iterdir() if file.name != MANIFEST)
+Files = dict[str, dict[str, Any]]
+"""Size and checksum of some files of a checkpoint."""
+
+
+def describe(path: Path, pattern: str) -> Files:
+    """The files of a checkpoint whose names are like this."""
+    names = sorted(path.glob(pattern))
     with ThreadPoolExecutor() as pool:
         sums = list(pool.map(_checksum, names))
-    files = {file.name: {"bytes": file.stat().st_size, "sha256": sha} for file, sha in zip(names, sums, strict=True)}
+    return {file.name: {"bytes": file.stat().st_size, "sha256": sha} for file, sha in zip(names, sums, strict=True)}
+
+
+def seal(path: Path, progress: Progress, files: Files) -> None:
+    """Write the manifest, which makes the checkpoint a whole one. Its files may be on several machines."""
     write_text(path / MANIFEST, json.dumps({"progress": asdict(progress), "files": files}, indent=1))
 
 
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest whole checkpoints, and what unfinished writes left behind."""
     whole = sorted(path for path in folder.glob("step-*") if (path / MANIFEST).exists())
-    for path in set(folder.glob("step-*")) - set(whole[-keep:]):
+    stored = folder / STORED
+    on_their_way = [path for path in whole if path.name > stored.read_text()] if stored.exists() else []
+    for path in set(folder.glob("step-*")) - {*whole[-keep:], *on_their_way}:
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -42,7 +42,7 @@ class RunFolder:
         self.code = self.path / "code"
         self.submission = self.path / "submission.json"
         self._lock = self.path / "lock"
-        self._wish = self.path / "stop"
+        self.wish = self.path / "stop"
 
     @property
     def name(self) -> str:
@@ -116,12 +116,12 @@ class RunFolder:
 
     def wish_to_stop(self) -> None:
         """Ask whoever runs it, wherever that is, to save and stop."""
-        self._wish.touch()
+        self.wish.touch()
 
     def heard_to_stop(self) -> bool:
         """Whether somebody has wished that. A wish is heard once."""
-        heard = self._wish.exists()
-        self._wish.unlink(missing_ok=True)
+        heard = self.wish.exists()
+        self.wish.unlink(missing_ok=True)
         return heard
 
     def event(self, kind: str, **facts: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from slipstream.runs.checkpoints import Progress, prune, seal
+from slipstream.runs.checkpoints import Progress, describe, prune, seal
 from slipstream.train.exchange.local import Local
 from slipstream.train.mirror import Mirror
 from slipstream.train.own import OWN, load_own, written
@@ -153,9 +153,13 @@ class Checkpointer:
             process_group=self._world.checkpoint_group,
             no_dist=self._world.size == 1,
         )
-        # DCP returns on rank 0 only when every worker has written its part.
+        # Each worker describes what it has written itself: the others may not see it, if they share no disk.
+        found = self._world.gather(describe(path, f"__{self._world.rank}_*"), self._world.checkpoint_group)
         if self._world.rank == 0:
-            seal(path, progress)
+            files = describe(path, ".metadata")
+            for some in found:
+                files |= some
+            seal(path, progress, files)
             prune(self._folder, self._keep)
 
 

@@ -98,6 +98,14 @@ class World:
         dist.broadcast_object_list(said, src=0)
         return said[0]
 
+    def gather(self, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+        """What every worker says, on the first; nothing on the others."""
+        if self.size == 1:
+            return [value]
+        found: list[T] | None = [value] * self.size if self.rank == 0 else None
+        dist.gather_object(value, found, dst=0, group=group)
+        return found or []
+
     def wait_for_all(self, group: dist.ProcessGroup | None = None) -> None:
         """Return when every worker has come here."""
         if self.size > 1:
