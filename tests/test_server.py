@@ -51,7 +51,7 @@ def ranks_of(launcher: int) -> dict[int, int]:
     found = {}
     for host in children_of(launcher):
         words = Path(f"/proc/{host}/cmdline").read_bytes().split(b"\0")
-        ranks = [int(rank) for rank in words[4].split(b",")]
+        ranks = [int(rank) for rank in words[words.index(b"slipstream.fleet.worker") + 2].split(b",")]
         found |= dict(zip(ranks, sorted(children_of(host)) if len(ranks) > 1 else [host], strict=False))
     return found
 
