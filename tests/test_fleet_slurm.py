@@ -120,6 +120,18 @@ def test_stop_saves_and_takes_back(slurm: dict[str, str], tmp_path: Path) -> Non
     until(lambda: not queue(slurm))
     assert jobs(tmp_path)["mlp-1"]["status"] == "stopped"
     assert not processes_of(tmp_path)
+    saved = steps_of(tmp_path / "runs/mlp-1")
+    elsewhere = slipstream("resume", "mlp-1", "--on", "local", cwd=tmp_path)
+    assert elsewhere.returncode == 2 and "--on slurm" in elsewhere.stderr
+    again = slipstream("resume", "mlp-1", "--on", "slurm", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    until(lambda: steps_of(tmp_path / "runs/mlp-1") > saved)
+    assert f"resuming mlp-1 from step {saved}" in (tmp_path / "runs/mlp-1/logs/launcher.log").read_text()
+    for words in (["resume", "mlp-1"], ["resume", "mlp-1", "--on", "slurm"]):
+        beside = slipstream(*words, cwd=tmp_path)
+        assert beside.returncode == 2 and "still" in beside.stderr
+    assert slipstream("stop", "mlp-1", cwd=tmp_path).returncode == 0
+    assert slipstream("attach", "mlp-1", cwd=tmp_path).returncode == 130
 
 
 def test_a_worker_that_fails_ends_the_allocation(slurm: dict[str, str], tmp_path: Path) -> None:

@@ -136,6 +136,8 @@ def test_its_agent_is_killed_and_nothing_is_lost_there(tmp_path: Path) -> None:
     until(lambda: any(name.endswith("/manifest.json") for name in names(address)))
     os.kill(agent_of(tmp_path / "runs/mlp-1"), signal.SIGKILL)
     until(lambda: jobs(tmp_path)["mlp-1"]["status"] == "killed")
+    refused = slipstream("resume", "mlp-1", cwd=tmp_path)
+    assert refused.returncode == 2 and f"is at {address}" in refused.stderr
     fresh = RunFolder(tmp_path / "fresh")
     fresh.path.mkdir()
     Mirror(fresh, address).pull_whole()

@@ -256,7 +256,7 @@ def test_what_stands_in_the_way_is_said(
     ("settings", "cloud", "said"),
     [
         ({}, "hyperstack", "SkyPilot rents nothing from hyperstack"),
-        ({"shared": None}, "aws", "set machines.skypilot.shared"),
+        ({"shared": None}, "aws", "machines.skypilot.shared to a folder"),
         ({"shared": "/elsewhere"}, "aws", "is not below machines.skypilot.shared"),
         ({"image": None}, "aws", "set machines.skypilot.image"),
         ({"secrets": ["NO_SUCH_KEY"]}, "aws", "NO_SUCH_KEY"),

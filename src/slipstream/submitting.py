@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from slipstream.plan import Machine, this_machine
 from slipstream.plan.renting import Rent, read_rent
 from slipstream.planning import RUNS, LateRefusal, machines_wanted, plan_here, plan_there, settings_of
 from slipstream.runs import RunError, RunFolder, find_runs, new_run_path, read_lines, write_text, write_yaml
+from slipstream.runs.result import read_result
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Submission:
     """How the fleet was to be reached: the section `machines` of the job file."""
     store: str | None = None
     """Where in object storage the run's folder is; then the one here is a copy."""
+    asked: dict[str, Any] = field(default_factory=dict)
+    """What else was asked of the fleet, as in `Order`."""
+
+
+_ASKED = ("cores", "gpus", "seconds", "offer", "kind", "where", "price")
 
 
 @dataclass(frozen=True)
@@ -77,10 +83,48 @@ def send(ready: Prepared, run_dir: str | Path | None = None) -> RunFolder:
         with suppress(OSError):  # other runs are in it
             RUNS.rmdir()
         raise
-    settings = ready.order.settings.model_dump(mode="json")
-    record = Submission(ready.on, known, order.machines, ready.workers, time.time(), settings, order.store)
-    write_text(run.submission, json.dumps(asdict(record), indent=2) + "\n")
+    _leave_record(run, ready.on, known, order, ready.workers)
     return run
+
+
+def _leave_record(run: RunFolder, on: str, known: str, order: Order, workers: int) -> None:
+    settings, asked = order.settings.model_dump(mode="json"), {name: getattr(order, name) for name in _ASKED}
+    record = Submission(on, known, order.machines, workers, time.time(), settings, order.store, asked)
+    write_text(run.submission, json.dumps(asdict(record), indent=2) + "\n")
+
+
+def prepare_again(run: RunFolder, on: str) -> tuple[Fleet, Order]:
+    """What the fleet of a run must do to go on with it. Raises RunError if there is nothing to go on with."""
+    record = _record(run)
+    if record.fleet != on:
+        raise RunError(f"{run.path} was on {record.fleet}, and goes on there: --on {record.fleet}")
+    if run.program.exists():
+        raise RunError(f"{run.path} is a program's, and only that knows how to go on; `slipstream submit` it again")
+    if not is_over(run):
+        raise RunError(f"{run.path} is still {standing_of(run, '')}; `slipstream attach {run.path}` watches it")
+    result = read_result(run)
+    if result and result.status == "finished":
+        raise RunError(f"{run.path} is finished; `slipstream show {run.path}` shows it")
+    settings = Machines.model_validate(record.settings)
+    order = Order(run.path.resolve(), record.machines, settings=settings, store=record.store, **record.asked)
+    fleet = open_fleet(on, settings)
+    fleet.validate(order)
+    return fleet, order
+
+
+def refuse_if_away(run: RunFolder) -> None:
+    """What a fleet still has, or what is in object storage, does not go on in this terminal."""
+    record = read_submission(run)
+    if record and record.store:
+        raise RunError(f"{run.path} is at {record.store}; `slipstream resume {run.path} --on {record.fleet}` goes on")
+    if record and not is_over(run):
+        raise RunError(f"{run.path} is still on {record.fleet}; `slipstream stop {run.path}` ends that")
+
+
+def send_again(run: RunFolder, on: str, fleet: Fleet, order: Order) -> None:
+    """Have it go on, from its newest checkpoint."""
+    workers = _record(run).workers
+    _leave_record(run, on, fleet.launch(order), order, workers)
 
 
 def _placed(order: Order, run: Path) -> Order:

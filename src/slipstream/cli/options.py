@@ -6,10 +6,9 @@ from typing import Annotated, Literal
 import typer
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
-Fleets = Annotated[
-    Literal["local", "ray", "slurm", "kubernetes", "skypilot"],
-    typer.Option("--on", help="The fleet.", show_default=False),
-]
+FleetName = Literal["local", "ray", "slurm", "kubernetes", "skypilot"]
+Fleets = Annotated[FleetName, typer.Option("--on", help="The fleet.", show_default=False)]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Rent without asking, where machines are rented.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, or its name under runs/.")]
 
 

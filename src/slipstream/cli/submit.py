@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from slipstream.cli.errors import REFUSED
-from slipstream.cli.options import Fleets, layout_settings
+from slipstream.cli.options import Fleets, Yes, layout_settings
 
 
 def command(
@@ -22,7 +22,7 @@ def command(
     mpi: Annotated[bool, typer.Option("--mpi", help="Start a program by mpirun.")] = False,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of this run. Default: runs/NAME-1, -2, …")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be sent to the engine.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Rent without asking, where machines are rented.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Run a job on a fleet: it goes on when the terminal closes."""
     from slipstream import submitting
@@ -45,7 +45,7 @@ def command(
         print(ready.fleet.render(ready.order), end="")
         return
     if ready.order.price:
-        _agree(ready.order.price, yes)
+        agree(ready.order.price, yes)
     run = submitting.send(ready, run_dir)
     record = submitting.read_submission(run)
     assert record, "send leaves one"
@@ -57,7 +57,7 @@ def command(
         print(f"  slipstream {words:<7} {run.path}   # {meaning}")
 
 
-def _agree(price: str, yes: bool) -> None:
+def agree(price: str, yes: bool) -> None:
     """Nothing is rented before somebody has seen what it costs and agreed."""
     print(price)
     if yes:
