@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from slipstream.cli.errors import AGAIN, INTERRUPTED, STOPPED
+from slipstream.cli.errors import AGAIN, INTERRUPTED, stopped_code
 
 _SELDOM = 2.0
 
@@ -68,5 +68,5 @@ def command(
         print(error, file=sys.stderr)
         raise typer.Exit(exit_code(error)) from error
     if result and result.status == "stopped":
-        asked = result.reason == "interrupted"
-        raise typer.Exit(AGAIN if asked and warned.is_set() else INTERRUPTED if asked else STOPPED)
+        code = stopped_code(result)
+        raise typer.Exit(AGAIN if code == INTERRUPTED and warned.is_set() else code)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from slipstream.cli.errors import INTERRUPTED, STOPPED
+from slipstream.cli.errors import INTERRUPTED, stopped_code
 from slipstream.cli.options import RunArgument
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def command(run: RunArgument) -> None:
     if result:
         show_result(screen.console, folder, result)
         if result.status == "stopped":
-            raise typer.Exit(INTERRUPTED if result.reason == "interrupted" else STOPPED)
+            raise typer.Exit(stopped_code(result))
         return
     words, code = last_words(folder)
     print(words, file=sys.stderr)

@@ -2,10 +2,18 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slipstream.runs.result import Result
 
 REFUSED, STOPPED, NO_FLEET, AGAIN, INTERRUPTED = 2, 6, 8, 75, 130
 """AGAIN is for schedulers: the time limit was near, the run has saved itself and wants to be started again."""
+
+
+def stopped_code(result: "Result") -> int:
+    """The exit code of a run that was stopped: by a person, or at a limit."""
+    return INTERRUPTED if result.reason == "interrupted" else STOPPED
 
 
 def run_and_exit(program: Callable[..., Any]) -> int:

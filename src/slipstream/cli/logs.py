@@ -3,11 +3,14 @@
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slipstream.cli.options import RunArgument
+
+if TYPE_CHECKING:
+    from slipstream.runs import RunFolder
 
 _TICK = 0.2
 
@@ -40,7 +43,7 @@ def command(
         time.sleep(_TICK)
 
 
-def _print_engine_log(folder: "RunFolder") -> None:  # type: ignore[name-defined] # noqa: F821
+def _print_engine_log(folder: "RunFolder") -> None:
     """What only the fleet has; a run can be read when its fleet is gone."""
     from slipstream.fleet.base import FleetError
     from slipstream.submitting import engine_log

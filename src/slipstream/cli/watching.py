@@ -8,7 +8,7 @@ from dataclasses import asdict
 import typer
 
 from slipstream.api import Silence, Watcher
-from slipstream.cli.errors import INTERRUPTED, STOPPED
+from slipstream.cli.errors import INTERRUPTED, stopped_code
 from slipstream.cli.screen import Screen, show_next, show_result
 from slipstream.runs import RunFolder
 from slipstream.runs.result import Result
@@ -32,4 +32,4 @@ def watch(start: Callable[[Watcher], Result], as_json: bool) -> None:
     else:
         print(json.dumps(asdict(result), indent=2))
     if result.status == "stopped":
-        raise typer.Exit(INTERRUPTED if result.reason == "interrupted" else STOPPED)
+        raise typer.Exit(stopped_code(result))

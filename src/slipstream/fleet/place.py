@@ -80,9 +80,7 @@ class Place:
         if HEAD in os.environ:
             return os.environ.get(TOKEN, "")
         token = secrets.token_hex(16)
-        self.meeting.touch(mode=0o600)
-        write_text(self.meeting, json.dumps({"address": list(address[:2]), "token": token}))
-        self.meeting.chmod(0o600)
+        write_text(self.meeting, json.dumps({"address": list(address[:2]), "token": token}), secret=True)
         return token
 
     def join(self, patience: float, **facts: object) -> Line:

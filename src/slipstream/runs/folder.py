@@ -177,9 +177,12 @@ def truncate_metrics(path: Path, step: int) -> None:
     write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file in one move: a reader sees the old text or the new, never a part."""
+def write_text(path: Path, text: str, secret: bool = False) -> None:
+    """Replace a file in one move: a reader sees the old text or the new, never a part; of a secret only its owner."""
     draft = path.with_name(path.name + ".draft")
+    if secret:
+        draft.unlink(missing_ok=True)  # one that a crash has left may be open to all
+        draft.touch(mode=0o600)
     with draft.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
