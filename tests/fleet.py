@@ -2,12 +2,14 @@
 
 import json
 import os
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from program import slipstream
+from program import SLIPSTREAM, environment, slipstream
 
 
 def until(condition: Callable[[], Any], patience: float = 60.0) -> None:
@@ -53,3 +55,21 @@ def jobs(folder: Path) -> dict[str, dict[str, Any]]:
 def agent_of(run: Path) -> int:
     """The process of a run on this machine."""
     return int(json.loads((run / "submission.json").read_text())["id"].partition("@")[0])
+
+
+@contextmanager
+def both_agents(run: str, folder: Path, logs: Path, **told: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Those of a run's two machines, the head first. What they are told may have the machine's number in it: `{}`."""
+    found = []
+    for machine in (0, 1):
+        own = {name: value.format(machine) for name, value in told.items()}
+        known = {"SLIPSTREAM_MACHINE": str(machine), "SLIPSTREAM_ADDRESS": "127.0.0.1", **own}
+        log = (logs / f"agent-{machine}").open("a")
+        command, together = [SLIPSTREAM, "agent", run], environment() | known
+        found.append(subprocess.Popen(command, env=together, cwd=folder, stdout=log, stderr=log, text=True))
+    try:
+        yield found
+    finally:
+        for agent in found:
+            agent.kill()
+            agent.wait()

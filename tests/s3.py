@@ -7,7 +7,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 KEY, SECRET = "someone", "very-secret"
 WEED = str(Path(sys.executable).parent / "weed")
@@ -68,6 +72,19 @@ class Server:
             return True
         except OSError:
             return False
+
+
+@contextmanager
+def serving(folder: Path, bucket: str) -> Iterator[Server]:
+    """A server with a bucket, which the environment knows meanwhile."""
+    server = Server(folder)
+    server.start()
+    server.make_bucket(bucket)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield server
+    server.kill()
 
 
 def free_ports(count: int) -> list[int]:

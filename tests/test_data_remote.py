@@ -14,7 +14,7 @@ from PIL import Image
 
 from jobs import merge
 from program import slipstream, start, write_job
-from s3 import Server, free_ports
+from s3 import Server, free_ports, serving
 from slipstream.data import open_dataset
 from slipstream.data.destinations import InStorage
 from slipstream.data.held import HeldShards, remote_manifest
@@ -39,14 +39,8 @@ TEXTS = [" ".join(WORDS[(number * step) % 12] for step in range(700)) for number
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"))
-    server.start()
-    server.make_bucket("data")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
+    with serving(tmp_path_factory.mktemp("server"), "data") as server:
         yield server
-    server.kill()
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,13 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fleet import losses, processes_of, steps_of, until
+from fleet import both_agents, losses, processes_of, steps_of, until
 from jobs import mlp_values
 from program import SLIPSTREAM, environment, slipstream, write_job
 from slipstream.job import dump, load_job
@@ -30,21 +29,11 @@ def make_run(folder: Path, workers: int = 4, **changes: Any) -> Path:
     return run.path
 
 
-@contextmanager
-def agents(run: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Both, the head first."""
-    found = []
-    for machine in (0, 1):
-        told = environment() | {"SLIPSTREAM_MACHINE": str(machine), "SLIPSTREAM_ADDRESS": "127.0.0.1"}
-        log = (run / f"logs/agent-{machine}").open("w")
-        command = [SLIPSTREAM, "agent", str(run)]
-        found.append(subprocess.Popen(command, env=told, cwd=run.parents[1], stdout=log, stderr=log, text=True))
-    try:
-        yield found
-    finally:
-        for agent in found:
-            agent.kill()
-            agent.wait()
+def agents(run: Path) -> AbstractContextManager[list[subprocess.Popen[str]]]:
+    """Both, with what they say anew."""
+    for log in run.glob("logs/agent-*"):
+        log.unlink()
+    return both_agents(str(run), run.parents[1], run / "logs")
 
 
 def said_by(run: Path, machine: int) -> str:

@@ -10,7 +10,7 @@ import pytest
 from fleet import jobs, losses, processes_of, steps_of, until
 from jobs import mlp_values, write_documents
 from program import slipstream, write_job
-from s3 import Server
+from s3 import serving
 from slurm import ask, cluster, missing
 
 DDP = """
@@ -47,18 +47,12 @@ def corpus(slurm: dict[str, str], tmp_path: Path) -> Iterator[str]:  # noqa: ARG
     """A prepared dataset on an S3 server."""
     folder = tmp_path / "server"
     folder.mkdir()
-    server = Server(folder)
-    server.start()
-    server.make_bucket("data")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
+    with serving(folder, "data"):
         text = write_documents(tmp_path / "documents.jsonl", 400)
         words = ["--vocabulary", "300", "--workers", "1"]
         done = slipstream("data", "prepare", text, "s3://data/corpus", *words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         yield "s3://data/corpus"
-    server.kill()
 
 
 def test_one_curve_on_two_nodes_that_read_from_afar(slurm: dict[str, str], corpus: str, tmp_path: Path) -> None:

@@ -5,16 +5,16 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fleet import agent_of, jobs, losses, processes_of, until
+from fleet import agent_of, both_agents, jobs, losses, processes_of, until
 from jobs import mlp_values
-from program import SLIPSTREAM, environment, slipstream, write_job
-from s3 import Server
+from program import slipstream, write_job
+from s3 import Server, serving
 from slipstream.data.storage import Storage
 from slipstream.fleet.mirror import Mirror
 from slipstream.job import dump, load_job
@@ -27,14 +27,8 @@ MACHINE = Machine("", cores=2, memory=2**33, gpus=(), bf16=False)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"))
-    server.start()
-    server.make_bucket("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
+    with serving(tmp_path_factory.mktemp("server"), "runs") as server:
         yield server
-    server.kill()
 
 
 def names(address: str) -> set[str]:
@@ -71,28 +65,10 @@ def make_run(folder: Path, address: str, **changes: Any) -> None:
     Mirror(run, address).push()
 
 
-@contextmanager
-def agents(folder: Path, address: str, head: str) -> Iterator[list[subprocess.Popen[str]]]:
+def agents(folder: Path, address: str, head: str) -> AbstractContextManager[list[subprocess.Popen[str]]]:
     """Both, each with a disk of its own."""
-    found = []
-    for machine in (0, 1):
-        told = environment() | {
-            "SLIPSTREAM_MACHINE": str(machine),
-            "SLIPSTREAM_ADDRESS": "127.0.0.1",
-            "SLIPSTREAM_HEAD": head,
-            "SLIPSTREAM_TOKEN": "a word that they know",
-            "SLIPSTREAM_CACHE": str(folder / f"disk-{machine}"),
-        }
-        log = (folder / f"agent-{machine}").open("a")
-        found.append(
-            subprocess.Popen([SLIPSTREAM, "agent", address], env=told, cwd=folder, stdout=log, stderr=log, text=True)
-        )
-    try:
-        yield found
-    finally:
-        for agent in found:
-            agent.kill()
-            agent.wait()
+    told = {"SLIPSTREAM_HEAD": head, "SLIPSTREAM_TOKEN": "a word that they know"}
+    return both_agents(address, folder, folder, **told, SLIPSTREAM_CACHE=str(folder / "disk-{}"))
 
 
 def said_by(folder: Path, machine: int) -> str:
