@@ -1,6 +1,7 @@
 """When to save and when to stop: limits, and the wish of whoever runs the job. All workers decide the same."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -57,10 +58,13 @@ class Control:
         """A checkpoint was just taken."""
         self._saved = time.monotonic()
 
-    def ask(self, losses: Tensor, world: World, has_data: bool, wait: bool = True) -> Asked:
+    def ask(
+        self, losses: Tensor, world: World, has_data: bool, meanwhile: Callable[[], None], wait: bool = True
+    ) -> Asked:
         """Sum the loss over all workers, and with it every wish to stop or save, so that none acts alone.
 
-        What comes back is where the losses are.
+        Gradients are exchanged `meanwhile`: over a slow link the way there and back is as long for a number. What comes
+        back is where the losses are.
         """
         wishes = [self._interrupted, False, False, not has_data, False]
         if world.rank == 0:  # clocks differ; one decides
@@ -69,10 +73,17 @@ class Control:
         on_gpu = losses.is_cuda
         asked = torch.tensor(wishes, dtype=torch.float64, pin_memory=on_gpu).to(losses.device, non_blocking=True)
         said = torch.cat((losses.double().sum().view(1), asked))
-        if wait:
+        if not wait:
+            meanwhile()
+            return Asked(world.start_sum(said.clone()), said[0], said[VOID])
+        if on_gpu or world.size == 1:  # two exchanges at once would be in each other's way on a GPU
+            meanwhile()
             answer = world.sum(said)
-            return Asked(answer, answer[0], answer[VOID])
-        return Asked(world.start_sum(said.clone()), said[0], said[VOID])
+        else:
+            underway = world.start_sum(said)
+            meanwhile()
+            answer = said.new_tensor(underway.wait())
+        return Asked(answer, answer[0], answer[VOID])
 
     @staticmethod
     def agreed(answer: list[float]) -> Agreed:

@@ -95,8 +95,7 @@ def train(
         with batches.balance.measuring(pulse.step - 1, share.own, world):
             losses = here.forward_backward(share, update.scale.value)
         with pulse.during("exchange"):
-            model.exchange.finish()
-            asked = control.ask(losses, world, has_data=batches.lost is None, wait=not behind)
+            asked = control.ask(losses, world, batches.lost is None, model.exchange.finish, wait=not behind)
         with pulse.during("update"):
             checkpointer.hold()
             updated = update.apply(share.start, share.size, asked.loss, asked.void)

@@ -26,7 +26,8 @@ class Coded:
     ) -> None:
         self._lane, self._bucket, self._weights = lane, lane.number(), weights
         self._feedback, self._warmup = setting.feedback, setting.warmup
-        self._group = lane.group(group)
+        self._track = lane.track(self._bucket, weights[0].device)
+        self._group = lane.group(group, self._track)
         self._rank, self._workers = self._group.rank(), self._group.size()
         self.sent = 0
         """Bytes that this worker has sent for the last sum."""
@@ -43,7 +44,8 @@ class Coded:
     def start(self, flat: Tensor) -> Pending:
         position = self._lane.position
         early = position < self._warmup.samples(self._lane.total)
-        return self._lane.start(partial(self._sum_plainly, flat) if early else partial(self._sum, flat, position), flat)
+        work = partial(self._sum_plainly, flat) if early else partial(self._sum, flat, position)
+        return self._lane.start(work, flat, self._track)
 
     def settle(self, skipped: Tensor) -> None:
         """The step is done: take over what it leaves, unless it was skipped."""

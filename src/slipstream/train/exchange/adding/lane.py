@@ -1,4 +1,4 @@
-"""Where coded sums run: in a thread beside backward, one after the other, on process groups of their own."""
+"""Where coded sums run: in threads beside backward, on process groups of their own."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,14 +10,17 @@ from torch import Tensor
 from slipstream.train.exchange.adding.base import Pending
 from slipstream.train.exchange.codecs.base import key_of
 
+_TRACKS = 2
+
 
 class Lane:
-    """One for an exchange. All workers send their buckets through it in the same order."""
+    """One for an exchange. All workers send their buckets through it in the same order; on a CPU on two tracks, so that
+    over a long link one bucket travels while the other waits for an answer."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="exchange")
-        self._beside: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
+        self._tracks = [ThreadPoolExecutor(1, thread_name_prefix="exchange") for _ in range(_TRACKS)]
+        self._beside: dict[tuple[dist.ProcessGroup, int], dist.ProcessGroup] = {}
         self._stream: torch.cuda.Stream | None = None
         self._buckets = 0
         self.position = 0
@@ -25,29 +28,35 @@ class Lane:
         self.total = 0
         """Samples in the run."""
 
-    def group(self, group: dist.ProcessGroup) -> dist.ProcessGroup:
+    def group(self, group: dist.ProcessGroup, track: int) -> dist.ProcessGroup:
         """The same workers, in a group that nobody else talks in."""
-        if group not in self._beside:
+        if (group, track) not in self._beside:
             made = dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True)
             assert made is not None, "this worker is in it"
-            self._beside[group] = made
-        return self._beside[group]
+            self._beside[group, track] = made
+        return self._beside[group, track]
 
     def number(self) -> int:
         """A number for a bucket; all workers ask in the same order."""
         self._buckets += 1
         return self._buckets - 1
 
+    @staticmethod
+    def track(bucket: int, device: torch.device) -> int:
+        """The one that a bucket takes. On a GPU there is one: two exchanges at once would be in each other's way."""
+        return bucket % _TRACKS if device.type == "cpu" else 0
+
     def key(self, *words: int | str) -> int:
         """A key that the job's seed and these words determine."""
         return key_of(self._seed, *words)
 
-    def start(self, work: Callable[[], None], flat: Tensor) -> Pending:
-        """Do the work in the thread, after what the device has been told so far."""
+    def start(self, work: Callable[[], None], flat: Tensor, track: int) -> Pending:
+        """Do the work in a track's thread, after what the device has been told so far."""
+        thread = self._tracks[track]
         if not flat.is_cuda:
-            return _Started(self._thread.submit(_without_gradients, work))
+            return _Started(thread.submit(_without_gradients, work))
         before = torch.cuda.current_stream(flat.device).record_event()
-        return _StartedOnGpu(self._thread.submit(self._on_own_stream, work, before, flat.device))
+        return _StartedOnGpu(thread.submit(self._on_own_stream, work, before, flat.device))
 
     def _on_own_stream(
         self, work: Callable[[], None], before: torch.cuda.Event, device: torch.device
