@@ -178,6 +178,27 @@ def test_the_curve_is_that_of_one_machine(desk: Desk, storage: dict[str, str]) -
     until(lambda: desk.nothing_left("on-ray-1"))
 
 
+def test_a_run_in_object_storage_is_stopped_and_goes_on(desk: Desk, storage: dict[str, str]) -> None:
+    machines = {"device": "cpu", "store": "s3://data/runs", "ray": {"environment": list(storage)}}
+    train = {"steps": 1500, "batch": 12, "optimizer": {"name": "adam", "lr": 3e-3}}
+    path = write_job(desk.folder, job(name="far", machines=machines, train=train))
+    desk.submit(path, "--machines", "2", "--workers", "4", **storage)
+    until(lambda: any(row["step"] > 10 for row in json.loads(desk.say("jobs", "--json", **storage)[1])))
+    assert desk.say("stop", "far-1", **storage)[0] == 0
+    assert desk.say("attach", "far-1", **storage)[0] == 130
+    assert 10 < desk.steps("far-1") < 1500
+    code, out, err = desk.say("resume", "far-1", "--on", "ray", **storage)
+    assert code == 0, out + err
+    code, out, err = desk.say("attach", "far-1", **storage)
+    assert code == 0, out + err
+    assert "resuming" in desk.say("logs", "far-1", **storage)[1]
+    assert desk.say("train", path, "--workers", "4", "--run-dir", "here", **storage)[0] == 0
+    run = desk.folder / "runs/far-1"
+    assert [point[:2] for point in curve(run)] == [point[:2] for point in curve(desk.folder / "here")]
+    assert not list((run / "checkpoints").iterdir())
+    until(lambda: desk.nothing_left("far-1"))
+
+
 def test_one_waits_until_there_is_room_and_a_killed_worker_is_reported(desk: Desk) -> None:
     first, second = slow(desk, "first", machines=2), slow(desk, "second", machines=2)
     desk.submit(first, "--machines", "2")

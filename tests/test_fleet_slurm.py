@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from fleet import jobs, losses, processes_of, steps_of, until
 from jobs import mlp_values, write_documents
 from program import slipstream, write_job
 from s3 import serving
+from slipstream.data.storage import Storage
+from slipstream.runs import read_lines
 from slurm import ask, cluster, missing
 
 DDP = """
@@ -93,10 +97,52 @@ def test_warned_of_its_limit_it_saves_and_is_queued_again(slurm: dict[str, str],
     saved = steps_of(run)
     assert 20 < saved < 400
     assert jobs(tmp_path)["mlp-1"]["status"].startswith("queued")
-    ask(slurm, "scontrol", "update", f"JobId={number}", "StartTime=now")  # Slurm waits for two minutes else
+    let_begin(slurm)
     watched = slipstream("attach", "mlp-1", cwd=tmp_path)
     assert watched.returncode == 0, watched.stdout + watched.stderr
     assert f"resuming mlp-1 from step {saved}" in (run / "logs/launcher.log").read_text()
+    assert slipstream("train", "job.yaml", "--workers", "2", cwd=tmp_path).returncode == 0
+    assert losses(run) == pytest.approx(losses(tmp_path / "runs/mlp-2"), rel=1e-9)
+
+
+def let_begin(environment: dict[str, str]) -> None:
+    """A job that is queued again. Slurm itself waits for two minutes, as the nodes refuse it for some seconds."""
+    time.sleep(4)
+    ask(environment, "scontrol", "update", f"JobId={queue(environment)[0]}", "StartTime=now")
+
+
+def blinking(folder: Path) -> Path:
+    """Slurm's command, which does not reach its controller every other time."""
+    folder.mkdir()
+    there, count = shutil.which("squeue"), folder / "count"
+    (folder / "squeue").write_text(
+        f"#!/bin/bash\necho . >> {count}\nif (( $(wc -l < {count}) % 2 == 0 )); then\n"
+        "  echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1\nfi\n"
+        f'exec {there} "$@"\n'
+    )
+    (folder / "squeue").chmod(0o755)
+    return folder
+
+
+def test_a_run_in_object_storage_is_queued_again(
+    slurm: dict[str, str], corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Watched by somebody to whom Slurm answers now and then."""
+    store = corpus.rpartition("/")[0] + "/runs"
+    write_job(tmp_path, mlp_values(machines={"store": store}, **{"train.steps": 600, "checkpoint.every": 300}))
+    sent = slipstream("submit", "job.yaml", "--on", "slurm", "--machines", "2", "--workers", "2", cwd=tmp_path)
+    assert sent.returncode == 0, sent.stderr
+    run = tmp_path / "runs/mlp-1"
+    until(lambda: jobs(tmp_path)["mlp-1"]["step"] > 20)
+    ask(slurm, "scancel", "--signal=USR1", json.loads((run / "submission.json").read_text())["id"])
+    until(lambda: "PENDING" in ask(slurm, "squeue", "--noheader", "--format=%T"))
+    let_begin(slurm)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{blinking(tmp_path / 'bin')}:{os.environ['PATH']}")
+        watched = slipstream("attach", "mlp-1", cwd=tmp_path)
+    assert watched.returncode == 0, watched.stdout + watched.stderr
+    assert [event["event"] for event in read_lines(run / "events.jsonl")].count("launch") == 2
+    assert not (run / "meeting.json").exists() and not Storage(f"{store}/mlp-1").find("meeting.json")
     assert slipstream("train", "job.yaml", "--workers", "2", cwd=tmp_path).returncode == 0
     assert losses(run) == pytest.approx(losses(tmp_path / "runs/mlp-2"), rel=1e-9)
 

@@ -218,6 +218,22 @@ def test_stop_leaves_a_checkpoint_and_nothing_else(cluster: Cluster, place: Path
     assert again.returncode == 2 and "is not running" in again.stderr
 
 
+def test_one_that_has_failed_goes_on_beside_what_is_left_of_it(cluster: Cluster, place: Path, tmp_path: Path) -> None:
+    job, folder = job_file(tmp_path, place, steps=2000, restarts=0), place / "failed"
+    assert slipstream("submit", job, "--on", "kubernetes", "--run-dir", folder, cwd=place).returncode == 0
+    _until(lambda: any(folder.glob("checkpoints/*/manifest.json")))
+    os.killpg(cluster.pods["failed"][1].process.pid, signal.SIGKILL)
+    assert slipstream("attach", folder, cwd=place).returncode == 3
+    again = slipstream("resume", folder, "--on", "kubernetes", cwd=place)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert ("team", "jobs", "failed") in cluster.things, "its log can still be read"
+    watched = slipstream("attach", folder, cwd=place, timeout=120)
+    assert watched.returncode == 0, watched.stdout + watched.stderr + _logs(cluster)
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 2001))
+    assert json.loads((folder / "submission.json").read_text())["id"] == "team/failed-again-1@test"
+
+
 def test_an_image_that_is_not_there_is_said(cluster: Cluster, place: Path, tmp_path: Path) -> None:
     cluster.trouble = {"reason": "ImagePullBackOff", "message": "manifest unknown"}
     here = place / "image"

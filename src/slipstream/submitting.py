@@ -1,4 +1,4 @@
-"""The door to fleets: send a job there, and ask after it. What came of it is in its run folder, as always."""
+"""The door to fleets: plan a job for one, show what would be sent, and send it."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ import yaml
 
 from slipstream.api import create_run
 from slipstream.data.importing import import_target
-from slipstream.fleet.base import Fleet, FleetError, Order, Rents, Room, Status
-from slipstream.fleet.failure import WORKER_FAILED
+from slipstream.fleet.base import Fleet, FleetError, Order, Rents, Room
 from slipstream.fleet.fleets import open_fleet
 from slipstream.fleet.luggage import pack
 from slipstream.fleet.mirror import Mirror
@@ -28,28 +27,11 @@ from slipstream.job.models import ImportModel
 from slipstream.plan import Machine, this_machine
 from slipstream.plan.renting import Rent, read_rent
 from slipstream.planning import RUNS, LateRefusal, machines_wanted, plan_here, plan_there, settings_of
-from slipstream.runs import RunError, RunFolder, find_runs, new_run_path, read_lines, write_text, write_yaml
+from slipstream.runs import RunError, RunFolder, new_run_path, write_text, write_yaml
 from slipstream.runs.result import read_result
+from slipstream.submissions import Submission, is_over, read_submission, record_of, standing_of
 
-
-@dataclass(frozen=True)
-class Submission:
-    """What is kept of one: where it went, and by which name it is known there."""
-
-    fleet: str
-    id: str
-    machines: int
-    workers: int
-    time: float
-    settings: dict[str, Any]
-    """How the fleet was to be reached: the section `machines` of the job file."""
-    store: str | None = None
-    """Where in object storage the run's folder is; then the one here is a copy."""
-    asked: dict[str, Any] = field(default_factory=dict)
-    """What else was asked of the fleet, as in `Order`."""
-
-
-_ASKED = ("cores", "gpus", "seconds", "offer", "kind", "where", "price")
+_ASKED = ("cores", "gpus", "seconds", "offer", "kind", "where", "price", "attempt")
 
 
 @dataclass(frozen=True)
@@ -95,7 +77,7 @@ def _leave_record(run: RunFolder, on: str, known: str, order: Order, workers: in
 
 def prepare_again(run: RunFolder, on: str) -> tuple[Fleet, Order]:
     """What the fleet of a run must do to go on with it. Raises RunError if there is nothing to go on with."""
-    record = _record(run)
+    record = record_of(run)
     if record.fleet != on:
         raise RunError(f"{run.path} was on {record.fleet}, and goes on there: --on {record.fleet}")
     if run.program.exists():
@@ -107,6 +89,7 @@ def prepare_again(run: RunFolder, on: str) -> tuple[Fleet, Order]:
         raise RunError(f"{run.path} is finished; `slipstream show {run.path}` shows it")
     settings = Machines.model_validate(record.settings)
     order = Order(run.path.resolve(), record.machines, settings=settings, store=record.store, **record.asked)
+    order = replace(order, attempt=order.attempt + 1)
     fleet = open_fleet(on, settings)
     fleet.validate(order)
     return fleet, order
@@ -123,7 +106,7 @@ def refuse_if_away(run: RunFolder) -> None:
 
 def send_again(run: RunFolder, on: str, fleet: Fleet, order: Order) -> None:
     """Have it go on, from its newest checkpoint."""
-    workers = _record(run).workers
+    workers = record_of(run).workers
     _leave_record(run, on, fleet.launch(order), order, workers)
 
 
@@ -190,7 +173,6 @@ def prepare(
         price=str(found.rent) if found.rent else None,
     )
     order = _placed(order, order.run)
-    _refuse_store(on, order)
     fleet.validate(order)
 
     def fill(run: RunFolder) -> None:
@@ -237,7 +219,6 @@ def prepare_program(
     kind, folder = machine.gpus[0] if gpus else "", _folder(run_dir, script.stem)
     order = Order(folder, count, min(cores, machine.cores), gpus, where, kind=kind, where=room.where)
     order = _placed(order, order.run)
-    _refuse_store(on, order)
     fleet.validate(order)
     program = Program(within, list(args), total, count, mpi)
 
@@ -246,11 +227,6 @@ def prepare_program(
         pack(Path.cwd(), run.code)
 
     return Prepared(on, fleet, order, script.stem, total, None, fill)
-
-
-def _refuse_store(on: str, order: Order) -> None:
-    if order.store and on in ("slurm", "ray"):
-        raise RunError(f"machines.store has no effect on {on}, whose machines share a disk; remove it")
 
 
 def _folder(run_dir: str | Path | None, name: str) -> Path:
@@ -315,120 +291,6 @@ def _import_own_code(job: Job) -> None:
                 import_target(section.target, setting)
     except ValueError as error:
         raise LateRefusal(job, str(error)) from error
-
-
-def read_submission(run: RunFolder) -> Submission | None:
-    """Where a run was sent, if it was."""
-    try:
-        return Submission(**json.loads(run.submission.read_text()))
-    except FileNotFoundError:
-        return None
-
-
-def submitted(root: Path = RUNS) -> list[tuple[RunFolder, Submission]]:
-    """All runs that were sent to a fleet, oldest first."""
-    return [(run, record) for run in find_runs(root) if (record := read_submission(run))]
-
-
-def refresh(run: RunFolder, at_once: bool = True) -> RunFolder:
-    """Bring this machine's copy of a run in object storage up to date; if not `at_once`, now and then."""
-    record = read_submission(run)
-    if record and record.store:
-        mirror, last = _MIRRORS.get(record.store) or (Mirror(run, record.store), 0.0)
-        if at_once or time.monotonic() - last > _SOME:
-            mirror.pull()
-            _MIRRORS[record.store] = mirror, time.monotonic()
-    return run
-
-
-_SOME = 2.0
-_MIRRORS: dict[str, tuple[Mirror, float]] = {}
-
-
-def status_of(run: RunFolder) -> Status:
-    """What the fleet says of a run. An engine that others use too is not asked all the time by who waits."""
-    record = _record(run)
-    asked, said = _ANSWERS.get((record.fleet, record.id), (-_SELDOM, None))
-    if said is None or time.monotonic() - asked >= _SELDOM or record.fleet == "local":
-        said = _fleet_of(record).status(record.id)
-        _ANSWERS[record.fleet, record.id] = time.monotonic(), said
-    return said
-
-
-_SELDOM = 1.0
-_ANSWERS: dict[tuple[str, str], tuple[float, Status]] = {}
-
-
-def is_over(run: RunFolder) -> bool:
-    """Whether nothing of a run is under way any more, here or on its fleet; if so, its folder here is up to date."""
-    if run.is_running:
-        return False
-    over = read_submission(run) is None or status_of(run).state == "ended"
-    refresh(run, at_once=over)
-    return over
-
-
-def standing_of(run: RunFolder, in_folder: str) -> str:
-    """How a run stands: what its folder says once it has ended, before that what the fleet says."""
-    if in_folder in ("finished", "running"):
-        return in_folder
-    try:
-        status = status_of(run)
-    except FleetError as error:
-        return f"unknown: {error}"
-    if status.state == "ended":
-        return in_folder
-    return f"{status.state} ({status.detail})" if status.state == "queued" and status.detail else status.state
-
-
-def last_words(run: RunFolder) -> tuple[str, int]:
-    """Why a run ended without a result, and the exit code for it."""
-    ends = [event for event in read_lines(run.events) if event["event"] in ("failure", "refused")]
-    if not ends:
-        return (
-            f"{run.path} ended without a word{_engine_says(run)}\n`slipstream logs {run.path}` shows more",
-            WORKER_FAILED,
-        )
-    last = ends[-1]
-    return f"{last['text']}\n`slipstream logs {run.path}` shows more", last["code"]
-
-
-def _engine_says(run: RunFolder) -> str:
-    record = read_submission(run)
-    if record is None:
-        return ""
-    with suppress(FleetError):
-        if detail := status_of(run).detail:
-            return f"; {record.fleet} says: {detail}"
-    return ""
-
-
-def engine_log(run: RunFolder) -> tuple[str, str]:
-    """The name of a run's fleet, if it was sent to one, and what that has kept of its output. Raises FleetError."""
-    record = read_submission(run)
-    return (record.fleet, _fleet_of(record).logs(record.id)) if record else ("", "")
-
-
-def stop(run: RunFolder) -> None:
-    """Ask the fleet to stop a run, with a checkpoint."""
-    record = _record(run)
-    fleet = _fleet_of(record)
-    if fleet.status(record.id).state == "ended":
-        raise RunError(f"{run.path} is not running: nothing to stop")
-    fleet.stop(record.id)
-    if record.store:
-        Mirror(run, record.store).pass_on_wish()
-
-
-def _record(run: RunFolder) -> Submission:
-    record = read_submission(run)
-    if record is None:
-        raise RunError(f"{run.path} was not submitted to a fleet; whoever started it with `train` has it")
-    return record
-
-
-def _fleet_of(record: Submission) -> Fleet:
-    return open_fleet(record.fleet, Machines.model_validate(record.settings))
 
 
 def capacity(on: str, job: str | Path | None = None) -> Sequence[Room]:

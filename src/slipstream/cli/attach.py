@@ -1,5 +1,6 @@
 """`slipstream attach`: the live progress of a run, wherever it is."""
 
+import math
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _TICK, _ASK = 0.1, 0.5
 """Seconds between two looks into the run's folder, and between two questions to its fleet."""
+_PATIENCE = 60.0
+"""Seconds for which an engine that does not answer any more is asked again: the run goes on meanwhile."""
 
 
 def command(run: RunArgument) -> None:
@@ -23,7 +26,7 @@ def command(run: RunArgument) -> None:
     from slipstream.cli.screen import Screen, show_result
     from slipstream.runs import RunError
     from slipstream.runs.result import read_result
-    from slipstream.submitting import last_words, refresh
+    from slipstream.submissions import last_words, refresh
 
     folder = refresh(find_run(run))
     if folder.program.exists():
@@ -51,15 +54,21 @@ def command(run: RunArgument) -> None:
 
 def _watch(screen: "Screen", folder: "RunFolder") -> None:
     from slipstream.api import read_plan
+    from slipstream.fleet.base import FleetError
     from slipstream.job import load_job
-    from slipstream.submitting import is_over, standing_of
+    from slipstream.submissions import is_over, standing_of
 
-    said, begun, asked = "", False, 0.0
+    said, begun, asked, answered = "", False, 0.0, -math.inf
     while True:
         ask = time.monotonic() - asked > _ASK
         if ask:
-            if is_over(folder):
-                return
+            try:
+                if is_over(folder):
+                    return
+                answered = time.monotonic()
+            except FleetError:
+                if time.monotonic() - answered > _PATIENCE:
+                    raise
             asked = time.monotonic()
         plan = read_plan(folder)
         if begun:

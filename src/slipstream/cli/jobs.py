@@ -10,7 +10,7 @@ from slipstream.cli.options import AsJson
 
 def command(as_json: AsJson = False) -> None:
     """List what was submitted."""
-    from slipstream.submitting import submitted
+    from slipstream.submissions import submitted
 
     rows = [_row(run, record) for run, record in submitted()]
     if as_json:
@@ -36,7 +36,7 @@ def command(as_json: AsJson = False) -> None:
 
 def _row(run: Any, record: Any) -> dict[str, Any]:
     from slipstream.cli.summary import summarise
-    from slipstream.submitting import refresh, standing_of
+    from slipstream.submissions import refresh, standing_of
 
     summary = summarise(refresh(run))
     facts = {"fleet": record.fleet, "id": record.id, "machines": record.machines, "workers": record.workers}

@@ -25,7 +25,7 @@ def command(
     """Print what a run and its workers have said."""
     from slipstream.api import find_run
     from slipstream.runs import RunError
-    from slipstream.submitting import is_over, refresh
+    from slipstream.submissions import is_over, refresh
 
     folder = refresh(find_run(run))
     shown: dict[Path, int] = {}
@@ -46,7 +46,7 @@ def command(
 def _print_engine_log(folder: "RunFolder") -> None:
     """What only the fleet has; a run can be read when its fleet is gone."""
     from slipstream.fleet.base import FleetError
-    from slipstream.submitting import engine_log
+    from slipstream.submissions import engine_log
 
     try:
         fleet, text = engine_log(folder)

@@ -41,7 +41,8 @@ def command(
 def _send_again(run: Path, on: FleetName, yes: bool) -> None:
     from slipstream.api import find_run
     from slipstream.cli.submit import agree
-    from slipstream.submitting import prepare_again, refresh, send_again
+    from slipstream.submissions import refresh
+    from slipstream.submitting import prepare_again, send_again
 
     folder = refresh(find_run(run))
     fleet, order = prepare_again(folder, on)

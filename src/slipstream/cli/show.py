@@ -14,7 +14,7 @@ def command(run: RunArgument, as_json: AsJson = False) -> None:
     from slipstream.job import load_job
     from slipstream.runs import draw_curve, read_lines
     from slipstream.runs.result import read_result
-    from slipstream.submitting import refresh
+    from slipstream.submissions import refresh
 
     folder = refresh(find_run(run))
     summary, result, plan = summarise(folder), read_result(folder), read_plan(folder)

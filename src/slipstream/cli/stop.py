@@ -6,7 +6,7 @@ from slipstream.cli.options import RunArgument
 def command(run: RunArgument) -> None:
     """Stop a run on a fleet, with a checkpoint."""
     from slipstream.api import find_run
-    from slipstream.submitting import stop
+    from slipstream.submissions import stop
 
     folder = find_run(run)
     stop(folder)

@@ -26,6 +26,7 @@ def command(
 ) -> None:
     """Run a job on a fleet: it goes on when the terminal closes."""
     from slipstream import submitting
+    from slipstream.submissions import record_of
 
     where = {"machines": machines, "workers": workers}
     if job.suffix == ".py":
@@ -47,9 +48,7 @@ def command(
     if ready.order.price:
         agree(ready.order.price, yes)
     run = submitting.send(ready, run_dir)
-    record = submitting.read_submission(run)
-    assert record, "send leaves one"
-    print(f"{run.name} is on {on} as {record.id}")
+    print(f"{run.name} is on {on} as {record_of(run).id}")
     next_ones = {"attach": "watch it", "logs": "what it says", "stop": "save and stop"}
     if run.program.exists():
         next_ones = {"logs -f": "what it says", "stop": "end it"}

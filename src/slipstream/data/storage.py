@@ -11,6 +11,8 @@ PATIENCE = 60.0
 """Seconds for which a storage that does not answer is asked again, ever more rarely."""
 _SLOWEST = timedelta(seconds=8)
 """Between two tries."""
+_PIECE = 8 * 2**20
+"""Bytes of a large file that are held at a time."""
 
 
 class StorageGone(OSError):
@@ -58,6 +60,22 @@ class Storage:
             raise StorageLacks(f"{self.address}/{name} is missing") from None
         except Exception as error:
             raise self._gone(f"/{name} cannot be read", error) from None
+
+    def fetch(self, name: str, place: Path) -> None:
+        """A file of any size onto this machine's disk, where it appears when all of it is there."""
+        import obstore
+
+        place.parent.mkdir(parents=True, exist_ok=True)
+        draft = place.with_name(place.name + ".draft")
+        try:
+            with draft.open("wb") as file:
+                for piece in obstore.get(self._store, name).stream(min_chunk_size=_PIECE):
+                    file.write(piece)
+        except FileNotFoundError:
+            raise StorageLacks(f"{self.address}/{name} is missing") from None
+        except Exception as error:
+            raise self._gone(f"/{name} cannot be read", error) from None
+        draft.replace(place)
 
     def find(self, name: str) -> tuple[str, int, str] | None:
         """Name, size and stamp of a file, if it is there."""

@@ -13,7 +13,7 @@ import time
 from slipstream.fleet.crew import Crew
 from slipstream.fleet.failure import WORKER_FAILED
 from slipstream.fleet.far import CrewThere, follow
-from slipstream.fleet.launch import Company, Watcher, locked
+from slipstream.fleet.launch import Company, Silence, Watcher, locked
 from slipstream.fleet.line import Line, LineLost, Message, free_ports
 from slipstream.fleet.place import Apart, Place, own_address
 from slipstream.fleet.programs import ProgramWork
@@ -26,6 +26,33 @@ from slipstream.version import VERSION
 COUNTED = "JOB_COMPLETION_INDEX"
 """Kubernetes counts the machines that have ended well, and does not start one of them again."""
 _WRITING, _TICK = 10.0, 0.1
+_SELDOM = 2.0
+
+
+class Attentive(Silence):
+    """Says it to the log, and does what is wished in the run's folder or by whoever runs this machine."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.warned = False
+        """Whether a scheduler has said that a time limit is near, which it does by a signal."""
+        self._run, self._looked = run, 0.0
+        signal.signal(signal.SIGUSR1, self._warn)
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def tick(self) -> None:
+        if time.monotonic() - self._looked > _SELDOM:  # the folder may be far away
+            self._looked = time.monotonic()
+            if self._run.heard_to_stop():
+                self._save_and_end()
+
+    def _warn(self, _number: int, _frame: object) -> None:
+        self.warned = True
+        self._save_and_end()
+
+    def _save_and_end(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run_agent(run: RunFolder, watcher: Watcher) -> Result | None:

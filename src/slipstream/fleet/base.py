@@ -44,6 +44,8 @@ class Order:
     """Where in object storage the run's folder is, for machines that share no disk."""
     price: str | None = None
     """What it will cost, in words, where to launch it is to rent."""
+    attempt: int = 0
+    """How often it was sent before: an engine may still have what has ended."""
 
     @property
     def name(self) -> str:

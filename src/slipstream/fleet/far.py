@@ -13,7 +13,8 @@ from typing import Any
 from slipstream.fleet.crew import CrewHere, State
 from slipstream.fleet.failure import Failure
 from slipstream.fleet.line import Line, LineLost
-from slipstream.fleet.mirror import STORE, Mirror
+from slipstream.fleet.mirror import Mirror
+from slipstream.fleet.place import STORE
 from slipstream.runs import RunFolder
 
 _TICK = 0.1

@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 
+from slipstream.data.storage import is_remote
 from slipstream.fleet.line import free_ports
 from slipstream.runs import RunFolder
 from slipstream.runs.folder import LAUNCHER_LOG
@@ -25,17 +27,21 @@ class Keeper:
 
     def look(self, run: str, address: str) -> tuple[int, str]:
         """A port that is free at this machine's address; and what is wrong here, if anything is."""
-        if not RunFolder(run).logs.is_dir():
-            return 0, f"{run} is not there: the run's folder must be on a disk that all machines share"
+        if not is_remote(run) and not RunFolder(run).logs.is_dir():
+            return 0, (
+                f"{run} is not there: the run's folder must be on a disk that all machines share, or in object storage "
+                "(machines.store)"
+            )
         try:
             return free_ports(address, 1)[0], ""
         except OSError as error:
             return 0, f"nothing can listen at {address}: {error.strerror}"
 
     def keep(self, run: str, environment: dict[str, str], log: str = LAUNCHER_LOG) -> int:
-        """Run the agent to its end, and return its exit code."""
-        folder = RunFolder(run)
-        with self._lock, (folder.logs / log).open("ab") as file:
+        """Run the agent to its end, and return its exit code. What it says goes into the run's folder, or where that is
+        far away to whoever reads this process."""
+        folder = None if is_remote(run) else RunFolder(run)
+        with self._lock, (folder.logs / log).open("ab") if folder else nullcontext() as file:
             if self._asked:
                 return -signal.SIGTERM
             self._agent = subprocess.Popen(
@@ -44,7 +50,7 @@ class Keeper:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                cwd=folder.path,
+                cwd=folder.path if folder else None,
                 env=_own(dict(os.environ)) | environment,
             )
         return self._agent.wait()

@@ -10,7 +10,7 @@ import yaml
 
 from slipstream.fleet.base import FleetError, Order, Rents, Room, Status
 from slipstream.fleet.cluster import Cluster
-from slipstream.fleet.manifests import INSTANCE, RUN, dns_name, folder_of, make_documents, selector, tolerated
+from slipstream.fleet.manifests import INSTANCE, RUN, folder_of, job_name, make_documents, selector, tolerated
 from slipstream.job.machines import Machines
 from slipstream.plan import Machine
 from slipstream.plan.accelerators import Accelerator, find_accelerator
@@ -80,7 +80,7 @@ class KubernetesFleet:
         ]
 
     def render(self, order: Order) -> str:
-        name = dns_name(order.name, order.machines)
+        name = job_name(order)
         into = f" -n {self._settings.namespace}" if self._settings.namespace else ""
         return (
             f"# The run {folder_of(order)}, on {order.machines} machines.\n"

@@ -34,7 +34,7 @@ Document = dict[str, Any]
 
 def make_documents(order: Order, token: str) -> list[Document]:
     """All that makes up a run on a cluster."""
-    settings, name = order.settings.kubernetes, dns_name(order.name, order.machines)
+    settings, name = order.settings.kubernetes, job_name(order)
     about = {"name": name, "labels": {RUN: name, "app.kubernetes.io/managed-by": "slipstream"}}
     if settings.namespace:
         about["namespace"] = settings.namespace
@@ -43,6 +43,11 @@ def make_documents(order: Order, token: str) -> list[Document]:
         {"apiVersion": "v1", "kind": "Service", "metadata": about, "spec": _service(name)},
         {"apiVersion": "batch/v1", "kind": "Job", "metadata": _queued(about, settings), "spec": _job(order, name)},
     ]
+
+
+def job_name(order: Order) -> str:
+    """Of the Job and what belongs to it: another one when a run is sent again."""
+    return dns_name(f"{order.name}-again-{order.attempt}" if order.attempt else order.name, order.machines)
 
 
 def dns_name(name: str, machines: int) -> str:

@@ -4,28 +4,32 @@ Every machine has a copy of its own and sends what changes in it; no two write t
 comes last there too: only when all the files that it names have come from all machines.
 """
 
+import hashlib
 import json
 import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from slipstream.data.storage import Storage, StorageGone
+from slipstream.data.storage import Storage, StorageGone, is_remote
+from slipstream.fleet.place import NOTICE, STORE, machine_number
 from slipstream.job import load_job
 from slipstream.runs import RunError, RunFolder, write_text
+from slipstream.runs.cache import cache_folder
 from slipstream.runs.checkpoints import MANIFEST, STORED, prune
 
-STORE = "SLIPSTREAM_STORE"
-"""The variable by which workers are told where their run's folder is, if not on this disk."""
 _EVERY, _TICK = 2.0, 0.1
 _SHARE = 0.1
 """Part of the time that may go into sending: a log that grows is sent whole each time."""
 _PATIENCE = 600.0
 """Seconds for which a checkpoint is waited for that other machines are still sending."""
-_NEVER = {"lock", "meeting.json", "submission.json", "stop", f"checkpoints/{STORED}"}
+_FIRST = 8.0
+"""Seconds in which the storage must answer a machine that begins."""
+_NEVER = {"lock", NOTICE, "submission.json", "stop", f"checkpoints/{STORED}"}
 """Of a machine alone."""
 _CHECKPOINTS = "checkpoints"
 
@@ -54,7 +58,8 @@ class Mirror:
     def pull(self) -> None:
         """Everything but checkpoints, as far as it differs."""
         for name, _, stamp in self._storage.listed():
-            if not name.startswith(f"{_CHECKPOINTS}/") and self._had.get(name) != stamp:
+            known = name in _NEVER or self._had.get(name) == stamp
+            if not known and not name.startswith(f"{_CHECKPOINTS}/"):
                 self._fetch(name)
                 self._had[name] = stamp
 
@@ -65,6 +70,10 @@ class Mirror:
         for step in sorted(_steps(names), reverse=True):
             if self._fetch_checkpoint(step, names):
                 break
+        self.forget_changes()
+
+    def forget_changes(self) -> None:
+        """Both copies are the same."""
         self._sent = {name: _stamp(file) for name, file in self._files()}
 
     def _fetch_checkpoint(self, step: str, names: dict[str, int]) -> bool:
@@ -76,7 +85,7 @@ class Mirror:
             return False
         for name in [*files, f"{folder}/{MANIFEST}"]:
             if not (self._run.path / name).exists():
-                self._fetch(name)
+                self._storage.fetch(name, self._run.path / name)
         return True
 
     def complete(self, checkpoint: Path) -> None:
@@ -186,7 +195,8 @@ class Mirror:
 
     def _send(self, name: str, file: Path) -> None:
         stamp = _stamp(file)
-        self._storage.write(name, file.read_bytes())
+        large = name.startswith(f"{_CHECKPOINTS}/")  # what is not may grow while it is sent
+        self._storage.write(name, file if large else file.read_bytes())
         self._sent[name] = stamp
 
     def _fetch(self, name: str) -> None:
@@ -234,8 +244,42 @@ def make_whole(run: RunFolder) -> None:
         Mirror(run, address).complete(newest)
 
 
-def begin_here(address: str, folder: Path) -> tuple[RunFolder, Mirror]:
-    """A fresh copy of a run, for one machine of it."""
+@contextmanager
+def at_hand(target: str) -> Iterator[RunFolder]:
+    """A run's folder, by its path or address, for one machine of the run: what is far away is here meanwhile."""
+    if not is_remote(target):
+        yield RunFolder.open(Path(target))
+        return
+    run, mirror = _begin(target, cache_folder() / "runs" / f"{_known_as(target)}-{machine_number() or 0}")
+    os.environ[STORE] = target
+    with mirror.kept_up():
+        yield run
+
+
+@contextmanager
+def changed(target: str) -> Iterator[RunFolder]:
+    """A run's folder, by its path or address, for somebody beside the run; what he changes is changed there."""
+    if not is_remote(target):
+        yield RunFolder(Path(target))
+        return
+    with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
+        run = RunFolder(Path(folder))
+        mirror = Mirror(run, target, patience=10.0)
+        mirror.pull()
+        mirror.forget_changes()
+        run.logs.mkdir(exist_ok=True)
+        yield run
+        mirror.push()
+
+
+def _known_as(address: str) -> str:
+    """Readable, and not the name of another run."""
+    return f"{address.rstrip('/').rpartition('/')[2]}-{hashlib.sha256(address.encode()).hexdigest()[:8]}"
+
+
+def _begin(address: str, folder: Path) -> tuple[RunFolder, Mirror]:
+    """A fresh copy."""
+    Storage(address, _FIRST).listed()  # who may not, or has a wrong address, is to know it soon
     shutil.rmtree(folder, ignore_errors=True)
     run = RunFolder(folder)
     mirror = Mirror(run, address)

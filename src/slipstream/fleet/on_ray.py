@@ -12,13 +12,15 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from slipstream.data.storage import StorageGone, is_remote
 from slipstream.fleet.failure import WORKER_FAILED
 from slipstream.fleet.keeper import Keeper
+from slipstream.fleet.mirror import changed
 from slipstream.fleet.place import ADDRESS, HEAD, MACHINE, TOKEN
 from slipstream.runs import RunFolder, read_lines
 from slipstream.runs.folder import LAUNCHER_LOG
@@ -66,7 +68,8 @@ def main() -> None:
         sys.exit(_drive(options, Wishes()))
     except Trouble as trouble:
         _say(str(trouble))
-        _leave_word(RunFolder(options.run), trouble)
+        with suppress(StorageGone), changed(options.run) as run:  # that may be the trouble
+            _leave_word(run, trouble)
         sys.exit(trouble.code)
 
 
@@ -92,7 +95,7 @@ def _options() -> argparse.Namespace:
 
 
 def _drive(options: argparse.Namespace, wishes: Wishes) -> int:
-    with _own_cluster(options) if options.embedded else _cluster():
+    with _own_cluster(options) if options.embedded else _cluster(options):
         wishes.listen()
         group = _ask_for(options)
         agents = _Agents(options, group)  # Ray starts them when it has all nodes
@@ -107,14 +110,15 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def _cluster() -> Iterator[None]:
+def _cluster(options: argparse.Namespace) -> Iterator[None]:
     """The one that this job is on. Actors take the processes that Ray keeps ready, as they need no environment of the
-    job's own."""
+    job's own. What the agents of a run in object storage say is heard here: they have no common log."""
     import ray
 
     _say("joining the cluster")
     told = json.loads(os.environ.pop(_JOB_CONFIG, "{}"))
-    ray.init(address="auto", log_to_driver=False, job_config=ray.job_config.JobConfig(metadata=told.get("metadata")))
+    known = ray.job_config.JobConfig(metadata=told.get("metadata"))
+    ray.init(address="auto", log_to_driver=is_remote(options.run), job_config=known)
     try:
         yield
     finally:
@@ -133,7 +137,7 @@ def _own_cluster(options: argparse.Namespace) -> Iterator[None]:
             address="local",
             num_cpus=options.cores,
             include_dashboard=False,
-            log_to_driver=False,
+            log_to_driver=is_remote(options.run),
             object_store_memory=_STORE,
             _node_ip_address="127.0.0.1",
             _temp_dir=folder,

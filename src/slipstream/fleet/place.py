@@ -10,12 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.data.storage import Storage
 from slipstream.fleet.line import Address, Line, LineLost, Message, family, same
 from slipstream.runs import RunError, write_text
 
 MACHINE, HEAD, ADDRESS, TOKEN = "SLIPSTREAM_MACHINE", "SLIPSTREAM_HEAD", "SLIPSTREAM_ADDRESS", "SLIPSTREAM_TOKEN"
 """What a fleet may tell in the environment: the machine's number from 0 on, `host:port` of the first, the machine's own
 address, and a secret that all of them know."""
+STORE = "SLIPSTREAM_STORE"
+"""The variable that holds where the run's folder is, if not on a disk that all machines share."""
+NOTICE = "meeting.json"
 _NUMBERED_BY = (MACHINE, "SLURM_NODEID", "JOB_COMPLETION_INDEX", "SKYPILOT_NODE_RANK")
 _AGAIN = 0.2
 _HELLO = 10.0
@@ -32,8 +36,8 @@ class Place:
 
     machine: int
     machines: int
-    meeting: Path
-    """The file in the run folder by which machines find the head where their fleet does not name it."""
+    notice: "Notice"
+    """By which machines find the head where their fleet does not name it."""
 
     @classmethod
     def of(cls, machines: int, folder: Path) -> "Place":
@@ -41,7 +45,7 @@ class Place:
         told = machine_number() or ("0" if machines == 1 else "")
         if not told.isdigit() or int(told) >= machines:
             raise RunError(f"{MACHINE} must say which of {machines} machines this is, from 0 on, and is {told!r}")
-        return cls(int(told), machines, folder / "meeting.json")
+        return cls(int(told), machines, Notice(folder, os.environ.get(STORE)))
 
     def gather(self, patience: float, say: Callable[[str], None]) -> list[tuple[Line, Message]]:
         """On the head: the lines to the other machines, in their order, with what each said of itself."""
@@ -64,7 +68,8 @@ class Place:
                     found[hello["machine"]] = line, hello
                 else:
                     line.close()
-        self.meeting.unlink(missing_ok=True)
+        if HEAD not in os.environ:
+            self.notice.take_down()
         return [found[number] for number in sorted(found)]
 
     def _listen(self) -> socket.socket:
@@ -80,7 +85,7 @@ class Place:
         if HEAD in os.environ:
             return os.environ.get(TOKEN, "")
         token = secrets.token_hex(16)
-        write_text(self.meeting, json.dumps({"address": list(address[:2]), "token": token}), secret=True)
+        self.notice.put_up(json.dumps({"address": list(address[:2]), "token": token}))
         return token
 
     def join(self, patience: float, **facts: object) -> Line:
@@ -104,10 +109,34 @@ class Place:
         if told := os.environ.get(HEAD):
             return _split(told), os.environ.get(TOKEN, "")
         try:
-            said = json.loads(self.meeting.read_text())
+            said = json.loads(self.notice.read())
             return (said["address"][0], int(said["address"][1])), said["token"]
         except (OSError, ValueError):  # not there yet
             return None
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A file in the run's folder, on the disk or in the storage that all machines share."""
+
+    folder: Path
+    store: str | None
+
+    def put_up(self, text: str) -> None:
+        if self.store:
+            Storage(self.store).write(NOTICE, text.encode())
+        else:
+            write_text(self.folder / NOTICE, text, secret=True)
+
+    def read(self) -> str:
+        """Raises OSError if it is not there."""
+        return str(Storage(self.store).read(NOTICE), "utf-8") if self.store else (self.folder / NOTICE).read_text()
+
+    def take_down(self) -> None:
+        if self.store:
+            Storage(self.store).delete(NOTICE)
+        else:
+            (self.folder / NOTICE).unlink(missing_ok=True)
 
 
 def machine_number() -> str:

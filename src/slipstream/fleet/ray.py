@@ -23,7 +23,7 @@ _SAVING = 900
 
 
 class RayFleet:
-    """A Ray cluster, by its dashboard. The run's folder must be on a disk that all nodes share.
+    """A Ray cluster, by its dashboard. The run's folder must be on a disk that all nodes share, or in object storage.
 
     A submission is `JOB@DASHBOARD`; where there is no cluster, one is started for the run on this machine, and the
     submission is that of the fleet `local`.
@@ -106,7 +106,7 @@ class RayFleet:
         return {
             "submission_id": self._name(order),
             "entrypoint": self._entrypoint(order),
-            "metadata": {"run": str(order.run)},
+            "metadata": {"run": order.target},
             "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_SAVING), **sent}},
         }
 
@@ -164,7 +164,7 @@ def _wanted(machines: int, cores: int, gpus: int) -> str:
 
 
 def _words(order: Order) -> list[str]:
-    words = [str(order.run), "--machines", str(order.machines), "--cores", str(order.cores)]
+    words = [order.target, "--machines", str(order.machines), "--cores", str(order.cores)]
     if order.gpus:
         words += ["--gpus", str(order.gpus)]
     return [*words, "--kind", order.kind] if order.kind else words

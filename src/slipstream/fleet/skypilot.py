@@ -209,11 +209,17 @@ def _refuse_unsupported(sky: Any, task: Any) -> None:
 def _refuse_without_access(sky: Any, cloud: str) -> None:
     """Its own machine, which watches over jobs, SkyPilot would rent on any cloud; we mean one."""
     from sky.client import sdk
+    from sky.server import common
 
-    name = str(sky.CLOUD_REGISTRY.from_str(cloud))
+    refusal = f"SkyPilot has no access to {cloud}; `sky check {cloud}` says what is missing"
+    known = sky.CLOUD_REGISTRY.from_str(cloud)
+    if common.is_api_server_local():  # it has our credentials, and to start it takes a minute
+        ok, why = known.check_credentials(sky.clouds.cloud.CloudCapability.COMPUTE)
+        if not ok:
+            raise FleetError(f"{refusal}: {_plain(why)}")
     found = sky.get(sdk.check(infra_list=(cloud,), verbose=False))
-    if not any("compute" in clouds.get(name, ()) for clouds in found.values()):
-        raise FleetError(f"SkyPilot has no access to {cloud}; `sky check {cloud}` says what is missing")
+    if not any("compute" in clouds.get(str(known), ()) for clouds in found.values()):
+        raise FleetError(refusal)
 
 
 @contextmanager
@@ -236,7 +242,7 @@ def _asking() -> Iterator[Any]:
         raise FleetError(f"SkyPilot refuses: {type(error).__name__}: {_plain(error)}") from error
 
 
-def _plain(error: Exception) -> str:
+def _plain(error: object) -> str:
     """Without the colours of a terminal."""
     return re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
 

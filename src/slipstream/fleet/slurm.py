@@ -14,13 +14,18 @@ from slipstream.runs.folder import LAUNCHER_LOG
 AGAIN = 75
 """Exit code of an agent that was warned of the end of its time: it has saved itself, and is to be queued again."""
 SCRIPT = "slurm.sh"
+_ON_THE_NODE = "/tmp/%x-%j.log"
+"""Where the first node keeps what agents say, if it may not see the run's folder on this machine."""
 _PATIENCE = 30.0
+_FORGOTTEN = "Invalid job id"
+"""What Slurm says of a job that ended some minutes ago."""
 _QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
 _RUNNING = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING")
 
 
 class SlurmFleet:
-    """A Slurm cluster, by its commands on this machine. The run's folder must be on a disk that all nodes share."""
+    """A Slurm cluster, by its commands on this machine. The run's folder must be on a disk that all nodes share, or in
+    object storage."""
 
     def __init__(self, settings: Machines) -> None:
         self._settings = settings.slurm
@@ -53,7 +58,8 @@ class SlurmFleet:
 
     def render(self, order: Order) -> str:
         slurm, options = self._settings, {"job-name": order.name, "nodes": order.machines, "ntasks-per-node": 1}
-        options |= {"cpus-per-task": order.cores, "output": order.run / "logs" / LAUNCHER_LOG, "open-mode": "append"}
+        output = _ON_THE_NODE if order.store else order.run / "logs" / LAUNCHER_LOG
+        options |= {"cpus-per-task": order.cores, "output": output, "open-mode": "append"}
         for name in ("partition", "account", "qos", "constraint"):
             options |= {name: value} if (value := getattr(slurm, name)) else {}
         if gres := slurm.gres or (f"gpu:{order.gpus}" if order.gpus else None):
@@ -87,8 +93,13 @@ class SlurmFleet:
         return _ask("sbatch", "--parsable", str(script)).strip().partition(";")[0]
 
     def status(self, submission: str) -> Status:
-        asked = _ask("squeue", "--noheader", "--states=all", f"--jobs={submission}", "--format=%T|%r", may_fail=True)
-        state, _, reason = (asked.strip() or "UNKNOWN|").splitlines()[0].partition("|")
+        try:
+            asked = _ask("squeue", "--noheader", "--states=all", f"--jobs={submission}", "--format=%T|%r")
+        except FleetError as error:
+            if _FORGOTTEN not in str(error):
+                raise
+            asked = ""
+        state, _, reason = (asked.strip() or "forgotten|").splitlines()[0].partition("|")
         detail = f"{state.lower()} ({reason})" if reason not in ("", "None") else state.lower()
         if state in _QUEUED:
             return Status("queued", detail)
@@ -104,7 +115,7 @@ class SlurmFleet:
             _ask("scancel", submission)
 
 
-def _ask(*words: str, may_fail: bool = False) -> str:
+def _ask(*words: str) -> str:
     """One of Slurm's commands. Raises FleetError."""
     if not shutil.which(words[0]):
         raise FleetError(
@@ -114,7 +125,7 @@ def _ask(*words: str, may_fail: bool = False) -> str:
         done = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE, check=False)
     except subprocess.TimeoutExpired:
         raise FleetError(f"{words[0]} has not answered in {_PATIENCE:.0f} s: is Slurm's controller running?") from None
-    if done.returncode and not may_fail:
+    if done.returncode:
         said = done.stderr.strip() or done.stdout.strip()
         raise FleetError(f"Slurm refuses: {said}\nasked by: {shlex.join(words)}")
     return done.stdout
