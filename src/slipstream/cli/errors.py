@@ -49,7 +49,7 @@ def _report(error: Exception) -> int | None:
         print(f"the fleet cannot take it: {error}", file=sys.stderr)
         return NO_FLEET
     if isinstance(error, StorageGone):
-        print(f"the data's storage does not answer: {error}", file=sys.stderr)
+        print(f"the storage does not answer: {error}", file=sys.stderr)
         return NO_DATA
     if isinstance(error, OSError) and error.filename:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)

@@ -28,7 +28,7 @@ _SHARE = 0.1
 _PATIENCE = 600.0
 """Seconds for which a checkpoint is waited for that other machines are still sending."""
 _FIRST = 8.0
-"""Seconds in which the storage must answer a machine that begins."""
+"""Seconds in which the storage must answer whoever begins."""
 _NEVER = {"lock", NOTICE, "submission.json", "stop", f"checkpoints/{STORED}"}
 """Of a machine alone."""
 _CHECKPOINTS = "checkpoints"
@@ -52,7 +52,7 @@ class Mirror:
 
     def refuse_if_taken(self) -> None:
         """A new run needs an address of its own."""
-        if self._storage.listed():
+        if first_look(self._storage.address):
             raise RunError(f"{self._storage.address} already holds something; choose another machines.store")
 
     def pull(self) -> None:
@@ -244,6 +244,11 @@ def make_whole(run: RunFolder) -> None:
         Mirror(run, address).complete(newest)
 
 
+def first_look(address: str) -> list[tuple[str, int, str]]:
+    """What is there. Who may not look, or has a wrong address, is to know it soon."""
+    return Storage(address, _FIRST).listed()
+
+
 @contextmanager
 def at_hand(target: str) -> Iterator[RunFolder]:
     """A run's folder, by its path or address, for one machine of the run: what is far away is here meanwhile."""
@@ -279,7 +284,7 @@ def _known_as(address: str) -> str:
 
 def _begin(address: str, folder: Path) -> tuple[RunFolder, Mirror]:
     """A fresh copy."""
-    Storage(address, _FIRST).listed()  # who may not, or has a wrong address, is to know it soon
+    first_look(address)
     shutil.rmtree(folder, ignore_errors=True)
     run = RunFolder(folder)
     mirror = Mirror(run, address)
