@@ -119,6 +119,41 @@ def programs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_only_the_last_start_has_a_last_word(tmp_path: Path) -> None:
+    write_job(tmp_path, mlp_values(**{"train.steps": 100_000, "checkpoint.every": 20}))
+    assert slipstream("submit", "job.yaml", "--on", "local", "--workers", "2", cwd=tmp_path).returncode == 0
+    run = tmp_path / "runs/mlp-1"
+    until(lambda: any(run.glob("checkpoints/*/manifest.json")))
+    os.kill(next(number for number, words in processes_of(run).items() if "slipstream.fleet.worker" in words), 9)
+    failed = slipstream("attach", "mlp-1", cwd=tmp_path)
+    assert failed.returncode == 3 and "failed at step" in failed.stderr
+    assert slipstream("resume", "mlp-1", "--on", "local", cwd=tmp_path).returncode == 0
+    before = steps_of(run)
+    until(lambda: steps_of(run) > before)
+    os.kill(agent_of(run), signal.SIGKILL)
+    until(lambda: jobs(tmp_path)["mlp-1"]["status"] == "killed")
+    killed = slipstream("attach", "mlp-1", cwd=tmp_path)
+    assert killed.returncode == 3 and "ended without a word" in killed.stderr
+
+
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_program_that_does_not_listen_is_ended_when_asked_twice(tmp_path: Path) -> None:
+    (tmp_path / "deaf.py").write_text(STUBBORN)
+    assert slipstream("submit", "deaf.py", "--on", "local", "--workers", "2", cwd=tmp_path).returncode == 0
+    until(lambda: "deaf" in slipstream("logs", "deaf-1", cwd=tmp_path).stdout)
+    for _ in range(2):
+        assert slipstream("stop", "deaf-1", cwd=tmp_path).returncode == 0
+    until(lambda: jobs(tmp_path)["deaf-1"]["status"] == "stopped")
+    assert not processes_of(tmp_path)
+
+
 def test_arguments_reach_a_program(programs: Path) -> None:
     sent = slipstream("submit", "ddp.py", "--on", "local", "--workers", "2", "--", "--epochs", "3", cwd=programs)
     assert sent.returncode == 0, sent.stderr

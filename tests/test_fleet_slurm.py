@@ -155,6 +155,9 @@ def test_stop_saves_and_takes_back(slurm: dict[str, str], tmp_path: Path) -> Non
     until(lambda: steps_of(tmp_path / "runs/mlp-1") > 3)
     assert jobs(tmp_path)["mlp-2"]["status"] == "queued (pending (Resources))"
     assert slipstream("stop", "mlp-2", cwd=tmp_path).returncode == 0
+    never = slipstream("attach", "mlp-2", cwd=tmp_path)
+    assert never.returncode == 130 and "stopped before it began" in never.stderr
+    assert jobs(tmp_path)["mlp-2"]["status"] == "stopped"
     assert slipstream("stop", "mlp-1", cwd=tmp_path).returncode == 0
     assert slipstream("attach", "mlp-1", cwd=tmp_path).returncode == 130
     until(lambda: not queue(slurm))

@@ -104,7 +104,7 @@ def test_machines_that_share_no_disk(tmp_path: Path, layout: dict[str, Any]) -> 
 
 
 @pytest.mark.usefixtures("server")
-def test_its_agent_is_killed_and_nothing_is_lost_there(tmp_path: Path) -> None:
+def test_its_agent_is_killed_and_nothing_is_lost_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = mlp_values(machines={"store": "s3://runs/killed"}, **{"train.steps": 100_000, "checkpoint.every": 50})
     write_job(tmp_path, values)
     slipstream("submit", "job.yaml", "--on", "local", "--workers", "1", cwd=tmp_path)
@@ -118,3 +118,26 @@ def test_its_agent_is_killed_and_nothing_is_lost_there(tmp_path: Path) -> None:
     fresh.path.mkdir()
     Mirror(fresh, address).pull_whole()
     assert len(list(fresh.checkpoints.glob("step-*/manifest.json"))) == 1
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "guessed")
+    assert jobs(tmp_path)["mlp-1"]["status"].startswith("unknown: s3://runs/killed/mlp-1")
+    refused = slipstream("submit", "job.yaml", "--on", "local", cwd=tmp_path)
+    assert refused.returncode == 8 and "machines.store" in refused.stderr
+    assert not (tmp_path / "runs/mlp-2").exists()
+
+
+@pytest.mark.usefixtures("server")
+def test_a_result_is_taken_back_when_the_run_goes_on(tmp_path: Path) -> None:
+    values = mlp_values(machines={"store": "s3://runs/again"}, **{"train.steps": 100_000, "checkpoint.every": 50})
+    write_job(tmp_path, values)
+    assert slipstream("submit", "job.yaml", "--on", "local", "--workers", "1", cwd=tmp_path).returncode == 0
+    until(lambda: jobs(tmp_path)["mlp-1"]["step"] > 5)
+    assert slipstream("stop", "mlp-1", cwd=tmp_path).returncode == 0
+    assert slipstream("attach", "mlp-1", cwd=tmp_path).returncode == 130
+    saved = jobs(tmp_path)["mlp-1"]
+    assert saved["status"] == "stopped"
+    assert slipstream("resume", "mlp-1", "--on", "local", cwd=tmp_path).returncode == 0
+    until(lambda: jobs(tmp_path)["mlp-1"]["step"] > saved["step"])
+    os.kill(agent_of(tmp_path / "runs/mlp-1"), signal.SIGKILL)
+    until(lambda: jobs(tmp_path)["mlp-1"]["status"] == "killed")
+    watched = slipstream("attach", "mlp-1", cwd=tmp_path)
+    assert watched.returncode == 3 and "ended without a word" in watched.stderr

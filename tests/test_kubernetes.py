@@ -279,6 +279,8 @@ def test_what_stands_in_the_way_is_said(
     begun = time.monotonic()
     assert "KUBECONFIG" in _with(monkeypatch, tmp_path / "none", lambda: refused(job, place))
     at_once = time.monotonic() - begun  # nobody is asked, so that is what starting a command takes now
+    (tmp_path / "broken").write_text("bad: [")
+    assert "cannot be read" in _with(monkeypatch, tmp_path / "broken", lambda: refused(job, place))
     wrong = cluster.config(tmp_path / "wrong", token="guessed")
     assert "does not accept these credentials" in _with(monkeypatch, wrong, lambda: refused(job, place))
     closed = cluster.config(tmp_path / "closed", server="http://127.0.0.1:9")

@@ -1,6 +1,7 @@
 """Runs that were sent to a fleet: where they went, how they stand there, and what came of them."""
 
 import json
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -58,14 +59,14 @@ def refresh(run: RunFolder, at_once: bool = True) -> RunFolder:
     """Bring this machine's copy of a run in object storage up to date; if not `at_once`, now and then."""
     record = read_submission(run)
     if record and record.store:
-        mirror, last = _MIRRORS.get(record.store) or (Mirror(run, record.store), 0.0)
+        mirror, last = _MIRRORS.get(record.store) or (Mirror(run, record.store, patience=_SOON), 0.0)
         if at_once or time.monotonic() - last > _SOME:
             mirror.pull()
             _MIRRORS[record.store] = mirror, time.monotonic()
     return run
 
 
-_SOME = 2.0
+_SOME, _SOON = 2.0, 8.0
 _MIRRORS: dict[str, tuple[Mirror, float]] = {}
 
 
@@ -74,12 +75,31 @@ def status_of(run: RunFolder) -> Status:
     record = record_of(run)
     asked, said = _ANSWERS.get((record.fleet, record.id), (-_SELDOM, None))
     if said is None or time.monotonic() - asked >= _SELDOM or record.fleet == "local":
-        said = _fleet_of(record).status(record.id)
+        said = _ask(record)
         _ANSWERS[record.fleet, record.id] = time.monotonic(), said
     return said
 
 
+def _ask(record: Submission) -> Status:
+    """An engine that has just not answered is not asked again for each of its runs."""
+    engine = record.fleet, record.id.partition("@")[2]
+    since, error = _SILENT.get(engine, (-math.inf, FleetError()))
+    if time.monotonic() - since < _REST:
+        raise error
+    try:
+        return _fleet_of(record).status(record.id)
+    except FleetError as silence:
+        _SILENT[engine] = time.monotonic(), silence
+        raise
+
+
+_REST = 5.0
+_SILENT: dict[tuple[str, str], tuple[float, FleetError]] = {}
+
+
 _SELDOM = 1.0
+_STOPPED = 130
+"""The exit code, as everywhere."""
 _ANSWERS: dict[tuple[str, str], tuple[float, Status]] = {}
 
 
@@ -107,7 +127,7 @@ def standing_of(run: RunFolder, in_folder: str) -> str:
 
 def last_words(run: RunFolder) -> tuple[str, int]:
     """Why a run ended without a result, and the exit code for it."""
-    ends = [event for event in read_lines(run.events) if event["event"] in ("failure", "refused")]
+    ends = _ends(run)
     if not ends:
         return (
             f"{run.path} ended without a word{_engine_says(run)}\n`slipstream logs {run.path}` shows more",
@@ -115,6 +135,21 @@ def last_words(run: RunFolder) -> tuple[str, int]:
         )
     last = ends[-1]
     return f"{last['text']}\n`slipstream logs {run.path}` shows more", last["code"]
+
+
+def _ends(run: RunFolder) -> list[dict[str, Any]]:
+    """Why it ended since it was last sent and started."""
+    record, found = read_submission(run), list[dict[str, Any]]()
+    for event in read_lines(run.events):
+        if event["event"] == "launch":
+            found.clear()
+        if "code" in event and (record is None or event["time"] > record.time - _CLOCKS):
+            found.append(event)
+    return found
+
+
+_CLOCKS = 5.0
+"""Seconds by which the clocks of machines may differ."""
 
 
 def _engine_says(run: RunFolder) -> str:
@@ -137,9 +172,12 @@ def stop(run: RunFolder) -> None:
     """Ask the fleet to stop a run, with a checkpoint."""
     record = record_of(run)
     fleet = _fleet_of(record)
-    if fleet.status(record.id).state == "ended":
+    before = fleet.status(record.id).state
+    if before == "ended":
         raise RunError(f"{run.path} is not running: nothing to stop")
     fleet.stop(record.id)
+    if before == "queued" and not run.events.exists():
+        run.event("stopped", text="it was stopped before it began", code=_STOPPED)
     if record.store:
         Mirror(run, record.store).pass_on_wish()
 

@@ -14,6 +14,7 @@ import yaml
 
 from slipstream.api import create_run
 from slipstream.data.importing import import_target
+from slipstream.data.storage import StorageGone
 from slipstream.fleet.base import Fleet, FleetError, Order, Rents, Room
 from slipstream.fleet.fleets import open_fleet
 from slipstream.fleet.luggage import pack
@@ -123,7 +124,10 @@ def _stored(run: RunFolder, store: str | None) -> Iterator[None]:
         yield
         return
     mirror = Mirror(run, store)
-    mirror.refuse_if_taken()
+    try:
+        mirror.refuse_if_taken()
+    except StorageGone as error:
+        raise FleetError(f"machines.store: {error}; is the address right, and may you write there?") from error
     try:
         mirror.push()
         yield

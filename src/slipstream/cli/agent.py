@@ -13,17 +13,17 @@ def command(
     tied: Annotated[bool, typer.Option("--tied", help="End when standard input does.")] = False,
 ) -> None:
     """This machine's part of a run."""
-    from slipstream.fleet.agent import Attentive, exit_code, run_agent
+    from slipstream.fleet.agent import Attentive, exit_code, hear_warning, run_agent
     from slipstream.fleet.keeper import end_with_input
     from slipstream.fleet.mirror import at_hand
     from slipstream.fleet.place import Apart
 
+    warned = hear_warning()
     if tied:
         end_with_input()
     with at_hand(run) as folder:
-        watcher, code = Attentive(folder), 0
         try:
-            result = run_agent(folder, watcher)
+            result = run_agent(folder, Attentive(folder, warned))
         except KeyboardInterrupt:
             code = INTERRUPTED
         except Apart as error:
@@ -32,4 +32,4 @@ def command(
         else:
             code = stopped_code(result) if result and result.status == "stopped" else 0
     if code:
-        raise typer.Exit(AGAIN if code == INTERRUPTED and watcher.warned else code)
+        raise typer.Exit(AGAIN if code == INTERRUPTED and warned.is_set() else code)

@@ -36,8 +36,15 @@ def command(as_json: AsJson = False) -> None:
 
 def _row(run: Any, record: Any) -> dict[str, Any]:
     from slipstream.cli.summary import summarise
+    from slipstream.data.storage import StorageGone
     from slipstream.submissions import refresh, standing_of
 
-    summary = summarise(refresh(run))
+    summary = summarise(run)
+    if summary["status"] != "finished":
+        try:
+            summary = summarise(refresh(run))
+            summary["status"] = standing_of(run, summary["status"])
+        except StorageGone as error:
+            summary["status"] = f"unknown: {error}"
     facts = {"fleet": record.fleet, "id": record.id, "machines": record.machines, "workers": record.workers}
-    return {**summary, **facts, "status": standing_of(run, summary["status"]), "time": record.time}
+    return {**summary, **facts, "time": record.time}

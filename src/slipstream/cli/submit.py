@@ -1,5 +1,6 @@
 """`slipstream submit`: run a job on a fleet."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -47,6 +48,7 @@ def command(
         return
     if ready.order.price:
         agree(ready.order.price, yes)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was begun is taken back, as by Ctrl-C
     run = submitting.send(ready, run_dir)
     print(f"{run.name} is on {on} as {record_of(run).id}")
     next_ones = {"attach": "watch it", "logs": "what it says", "stop": "save and stop"}

@@ -32,11 +32,9 @@ _SELDOM = 2.0
 class Attentive(Silence):
     """Says it to the log, and does what is wished in the run's folder or by whoever runs this machine."""
 
-    def __init__(self, run: RunFolder) -> None:
-        self.warned = False
-        """Whether a scheduler has said that a time limit is near, which it does by a signal."""
+    def __init__(self, run: RunFolder, warned: threading.Event) -> None:
         self._run, self._looked = run, 0.0
-        signal.signal(signal.SIGUSR1, self._warn)
+        self._warned, self._heard = warned, False
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -45,14 +43,21 @@ class Attentive(Silence):
         if time.monotonic() - self._looked > _SELDOM:  # the folder may be far away
             self._looked = time.monotonic()
             if self._run.heard_to_stop():
-                self._save_and_end()
+                _save_and_end()
+        if self._warned.is_set() and not self._heard:
+            self._heard = True
+            _save_and_end()
 
-    def _warn(self, _number: int, _frame: object) -> None:
-        self.warned = True
-        self._save_and_end()
 
-    def _save_and_end(self) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+def hear_warning() -> threading.Event:
+    """From now on a scheduler's signal that a time limit is near sets this."""
+    warned = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: warned.set())
+    return warned
+
+
+def _save_and_end() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run_agent(run: RunFolder, watcher: Watcher) -> Result | None:

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from slipstream.fleet.base import FleetError
 from slipstream.fleet.manifests import RUN, Document
 
@@ -192,6 +194,15 @@ def _load(config: Any, settings: Any, context: str | None) -> tuple[str | None, 
         raise FleetError(
             f"no cluster is known: {error}; put a kubeconfig at ~/.kube/config, or name one in KUBECONFIG"
         ) from error
+    except (
+        yaml.YAMLError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OSError,
+    ) as error:  # all that the client raises then
+        why = " ".join(str(error).split())
+        raise FleetError(f"the kubeconfig cannot be read ({why}); is KUBECONFIG, or ~/.kube/config, one?") from error
 
 
 def _own_namespace() -> str | None:

@@ -126,7 +126,7 @@ class Dashboard:
     @cached_property
     def _version(self) -> str:
         try:
-            return str(self._ask("/api/version")["ray_version"])
+            return str(self._ask("/api/version", unless=404)["ray_version"])
         except (KeyError, TypeError):
             raise FleetError(f"what answers at {self.address} is no dashboard of Ray") from None
 

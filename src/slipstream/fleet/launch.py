@@ -183,14 +183,16 @@ def _warn(run: RunFolder, watcher: Watcher, text: str) -> None:
 
 
 @contextmanager
-def interruptible(watch: Watch, watcher: Watcher, words: str) -> Iterator[None]:
-    """The first Ctrl-C asks for a checkpoint and a stop, in these words; the second ends everything at once."""
+def interruptible(watch: Watch, watcher: Watcher, words: str, firm: bool = False) -> Iterator[None]:
+    """The first Ctrl-C asks for a checkpoint and a stop, in these words; the second ends everything at once. `firm`: so
+    does a second SIGTERM, which some engines send twice."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def ask(_number: int, _frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM) if firm else (signal.SIGINT,):
+            signal.signal(number, signal.default_int_handler)
         watcher.say(words)
         watch.interrupt()
 

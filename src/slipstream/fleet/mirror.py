@@ -31,7 +31,8 @@ _FIRST = 8.0
 """Seconds in which the storage must answer whoever begins."""
 _NEVER = {"lock", NOTICE, "submission.json", "stop", f"checkpoints/{STORED}"}
 """Of a machine alone."""
-_CHECKPOINTS = "checkpoints"
+_CHECKPOINTS, _TAKEN_BACK = "checkpoints", "result.json"
+"""The second goes when a run goes on."""
 
 
 class Mirror:
@@ -57,7 +58,10 @@ class Mirror:
 
     def pull(self) -> None:
         """Everything but checkpoints, as far as it differs."""
-        for name, _, stamp in self._storage.listed():
+        listed = self._storage.listed()
+        if _TAKEN_BACK not in {name for name, _, _ in listed}:
+            (self._run.path / _TAKEN_BACK).unlink(missing_ok=True)
+        for name, _, stamp in listed:
             known = name in _NEVER or self._had.get(name) == stamp
             if not known and not name.startswith(f"{_CHECKPOINTS}/"):
                 self._fetch(name)
@@ -103,6 +107,9 @@ class Mirror:
     def push(self) -> None:
         """Send what has changed, manifests of checkpoints last, and take away checkpoints that are gone here."""
         began = time.monotonic()
+        if _TAKEN_BACK in self._sent and not (self._run.path / _TAKEN_BACK).exists():
+            self._storage.delete(_TAKEN_BACK)
+            del self._sent[_TAKEN_BACK]
         changed = [(name, file) for name, file in self._files() if self._differs(name, file)]
         manifests = [each for each in changed if _is_manifest(each[0])]
         for name, file in changed:

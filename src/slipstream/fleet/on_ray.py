@@ -78,7 +78,8 @@ def _leave_word(run: RunFolder, trouble: Trouble) -> None:
     ends = ("failure", "refused", "stopped", "finished")
     said = [event["event"] for event in read_lines(run.events)]
     if run.logs.is_dir() and not (said and said[-1] in ends):
-        run.event("failure" if trouble.code == WORKER_FAILED else "refused", text=str(trouble), code=trouble.code)
+        kind = {WORKER_FAILED: "failure", _STOPPED: "stopped"}.get(trouble.code, "refused")
+        run.event(kind, text=str(trouble), code=trouble.code)
 
 
 def _options() -> argparse.Namespace:

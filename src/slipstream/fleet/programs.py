@@ -136,7 +136,7 @@ class ProgramWork:
         try:
             crew = self._crew(dict(company.meeting), scratch, [lock])
             watch = Watch(run, scratch, {**dict.fromkeys(company.own, crew), **company.far}, range(0))
-            with interruptible(watch, watcher, "the program is asked to end; once more to end it at once"):
+            with interruptible(watch, watcher, "the program is asked to end; once more to end it at once", firm=True):
                 watch.run_to_end(None, None, watcher.tick)
         except KeyboardInterrupt:
             run.event("stopped", reason="interrupted")

@@ -16,7 +16,7 @@ AGAIN = 75
 SCRIPT = "slurm.sh"
 _ON_THE_NODE = "/tmp/%x-%j.log"
 """Where the first node keeps what agents say, if it may not see the run's folder on this machine."""
-_PATIENCE = 30.0
+_PATIENCE = 9.0
 _FORGOTTEN = "Invalid job id"
 """What Slurm says of a job that ended some minutes ago."""
 _QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
@@ -53,7 +53,9 @@ class SlurmFleet:
             machine = Machine("", int(cores), int(memory.rstrip("+")) * 2**20, _gpus(gres), bf16=True)
             usable = state.rstrip("*~#!%$@^-") in ("idle", *(("mixed", "allocated", "completing") if whole else ()))
             counts[partition.rstrip("*"), machine] += usable and not state.endswith("*")
-        mine = self._settings.partition
+        mine, partitions = self._settings.partition, sorted({name for name, _ in counts})
+        if mine and mine not in partitions:
+            raise FleetError(f"machines.slurm.partition: Slurm has no {mine!r}; it has {', '.join(partitions)}")
         return [Room(n, machine, name) for (name, machine), n in counts.items() if n and mine in (None, name)]
 
     def render(self, order: Order) -> str:
@@ -110,6 +112,7 @@ class SlurmFleet:
 
     def stop(self, submission: str) -> None:
         if self.status(submission).state == "running":
+            _ask("scontrol", "update", f"JobId={submission}", "Requeue=0")  # also if its time is nearly up
             _ask("scancel", "--signal=TERM", submission)  # to the agents, which save before they end
         else:
             _ask("scancel", submission)

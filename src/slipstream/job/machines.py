@@ -29,6 +29,12 @@ class Slurm(Section):
     setup: tuple[str, ...] = ()
     """Lines of shell before it starts: `module load cuda`, `source …/activate`."""
 
+    @model_validator(mode="after")
+    def _check(self) -> "Slurm":
+        early = self.time is not None and self.warning >= self.time
+        refuse(["warning must be shorter than time: it would come before the run begins"] if early else [])
+        return self
+
 
 class Ray(Section):
     """How a Ray cluster is asked for machines."""
