@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -15,6 +16,8 @@ from jobs import write_documents
 from pool import Pool
 
 collect_ignore = [] if Path("/dev/nvidiactl").exists() else ["test_gpu.py"]  # what only a GPU computes
+settings.register_profile("busy", deadline=None)  # tests run beside each other on few cores
+settings.load_profile("busy")
 os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that wait for each other on a busy machine should sleep, not spin
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes are started: let them keep what they compile
 

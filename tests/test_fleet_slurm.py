@@ -201,7 +201,7 @@ def test_what_slurm_cannot_give(slurm: dict[str, str], tmp_path: Path) -> None:
     write_job(tmp_path, mlp_values())
     for words, reason in (
         (["--machines", "5", "--workers", "5"], "could never give 5 nodes"),
-        (["--set", "machines.slurm.partition=gpu"], "no machines"),
+        (["--set", "machines.slurm.partition=gpu"], "Slurm has no 'gpu'; it has main"),
         (["--set", "machines.slurm.account=nobody", "--set", "machines.slurm.constraint=gold"], "Slurm refuses"),
     ):
         refused = slipstream("submit", "job.yaml", "--on", "slurm", *words, cwd=tmp_path)

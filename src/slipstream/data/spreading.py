@@ -1,8 +1,12 @@
 """Work that is spread over processes, with its results in order."""
 
 import multiprocessing
+import os
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from threading import Event, Semaphore
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -28,20 +32,29 @@ def spread(
         begin(*given)
         yield from map(work, tasks)
         return
-    room, over = Semaphore(_AHEAD * workers), Event()
-
-    def ahead() -> Iterator[T]:
-        for task in tasks:
-            room.acquire()
-            if over.is_set():
-                return
-            yield task
-
-    with multiprocessing.get_context("forkserver").Pool(workers, begin, given) as pool:
+    # Not multiprocessing.Pool: after an error it may wait for ever, for a process that waits to hand it a large result.
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(workers, context, _begin, (begin, given)) as pool:
+        underway: deque[Future[R]] = deque()
         try:
-            for result in pool.imap(work, ahead()):
-                room.release()
-                yield result
-        finally:  # after an error the pool waits for the thread that reads ahead, which may be waiting for room
-            over.set()
-            room.release()
+            for task in tasks:
+                underway.append(pool.submit(work, task))
+                if len(underway) == _AHEAD * workers:
+                    yield underway.popleft().result()
+            while underway:
+                yield underway.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _begin(begin: Callable[..., None], given: tuple[Any, ...]) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    begin(*given)
+
+
+def _end_with_parent() -> None:
+    """Nobody else would end a process whose parent was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is a child"
+    wait([parent.sentinel])
+    os._exit(1)

@@ -17,6 +17,8 @@ SCRIPT = "slurm.sh"
 _ON_THE_NODE = "/tmp/%x-%j.log"
 """Where the first node keeps what agents say, if it may not see the run's folder on this machine."""
 _PATIENCE = 9.0
+_BUSY = 60.0
+"""Seconds for what must not be given up lightly: a job that was sent and not heard of would run for nobody."""
 _FORGOTTEN = "Invalid job id"
 """What Slurm says of a job that ended some minutes ago."""
 _QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
@@ -92,7 +94,7 @@ class SlurmFleet:
     def launch(self, order: Order) -> str:
         script = order.run / SCRIPT
         script.write_text(self.render(order))
-        return _ask("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+        return _ask("sbatch", "--parsable", str(script), patience=_BUSY).strip().partition(";")[0]
 
     def status(self, submission: str) -> Status:
         try:
@@ -118,16 +120,16 @@ class SlurmFleet:
             _ask("scancel", submission)
 
 
-def _ask(*words: str) -> str:
+def _ask(*words: str, patience: float = _PATIENCE) -> str:
     """One of Slurm's commands. Raises FleetError."""
     if not shutil.which(words[0]):
         raise FleetError(
             f"{words[0]} was not found: this machine has no Slurm; submit from a login node of the cluster"
         )
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=patience, check=False)
     except subprocess.TimeoutExpired:
-        raise FleetError(f"{words[0]} has not answered in {_PATIENCE:.0f} s: is Slurm's controller running?") from None
+        raise FleetError(f"{words[0]} has not answered in {patience:.0f} s: is Slurm's controller running?") from None
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip()
         raise FleetError(f"Slurm refuses: {said}\nasked by: {shlex.join(words)}")
