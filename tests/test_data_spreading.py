@@ -46,6 +46,7 @@ def test_killed_it_leaves_no_process(tmp_path: Path) -> None:
     os.kill(started.pid, signal.SIGKILL)
     started.wait()
     until(lambda: not session(started.pid), 20)
+    assert not session(started.pid)
 
 
 def session(number: int) -> list[str]:

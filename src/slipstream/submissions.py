@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.fleet.base import Fleet, FleetError, Status
-from slipstream.fleet.failure import WORKER_FAILED
+from slipstream.fleet.failure import EARLY, INTERRUPTED, WORKER_FAILED
 from slipstream.fleet.fleets import open_fleet
-from slipstream.fleet.mirror import Mirror
+from slipstream.fleet.mirror import SOON, Mirror
 from slipstream.job.machines import Machines
 from slipstream.planning import RUNS
 from slipstream.runs import RunError, RunFolder, find_runs, read_lines
@@ -59,14 +59,14 @@ def refresh(run: RunFolder, at_once: bool = True) -> RunFolder:
     """Bring this machine's copy of a run in object storage up to date; if not `at_once`, now and then."""
     record = read_submission(run)
     if record and record.store:
-        mirror, last = _MIRRORS.get(record.store) or (Mirror(run, record.store, patience=_SOON), 0.0)
+        mirror, last = _MIRRORS.get(record.store) or (Mirror(run, record.store, patience=SOON), 0.0)
         if at_once or time.monotonic() - last > _SOME:
             mirror.pull()
             _MIRRORS[record.store] = mirror, time.monotonic()
     return run
 
 
-_SOME, _SOON = 2.0, 8.0
+_SOME = 2.0
 _MIRRORS: dict[str, tuple[Mirror, float]] = {}
 
 
@@ -93,14 +93,10 @@ def _ask(record: Submission) -> Status:
         raise
 
 
-_REST = 5.0
-_SILENT: dict[tuple[str, str], tuple[float, FleetError]] = {}
-
-
-_SELDOM = 1.0
-_STOPPED = 130
-"""The exit code, as everywhere."""
+_SELDOM, _REST = 1.0, 5.0
+"""Seconds after an answer, and after none, until an engine is asked again."""
 _ANSWERS: dict[tuple[str, str], tuple[float, Status]] = {}
+_SILENT: dict[tuple[str, str], tuple[float, FleetError]] = {}
 
 
 def is_over(run: RunFolder) -> bool:
@@ -177,7 +173,7 @@ def stop(run: RunFolder) -> None:
         raise RunError(f"{run.path} is not running: nothing to stop")
     fleet.stop(record.id)
     if before == "queued" and not run.events.exists():
-        run.event("stopped", text="it was stopped before it began", code=_STOPPED)
+        run.event("stopped", text=EARLY, code=INTERRUPTED)
     if record.store:
         Mirror(run, record.store).pass_on_wish()
 

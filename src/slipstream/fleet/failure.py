@@ -11,7 +11,8 @@ from slipstream.runs import RunFolder
 
 PROGRAM = "program"
 """The phase of a program that is not ours: it tells nothing more."""
-WORKER_FAILED, HANGING, NONFINITE, NO_DATA = 3, 4, 5, 7
+WORKER_FAILED, HANGING, NONFINITE, NO_DATA, INTERRUPTED = 3, 4, 5, 7, 130
+EARLY = "it was stopped before it began"
 FINAL = (2, NONFINITE, 6)
 """Exit codes of an agent after which it would end the same way again: refused, not finite, at a limit."""
 

@@ -27,12 +27,13 @@ _SHARE = 0.1
 """Part of the time that may go into sending: a log that grows is sent whole each time."""
 _PATIENCE = 600.0
 """Seconds for which a checkpoint is waited for that other machines are still sending."""
-_FIRST = 8.0
-"""Seconds in which the storage must answer whoever begins."""
+SOON = 8.0
+"""Seconds in which the storage must answer whoever begins, or only looks."""
 _NEVER = {"lock", NOTICE, "submission.json", "stop", f"checkpoints/{STORED}"}
 """Of a machine alone."""
-_CHECKPOINTS, _TAKEN_BACK = "checkpoints", "result.json"
-"""The second goes when a run goes on."""
+_CHECKPOINTS = "checkpoints"
+_TAKEN_BACK = "result.json"
+"""It goes when a run goes on."""
 
 
 class Mirror:
@@ -56,21 +57,21 @@ class Mirror:
         if first_look(self._storage.address):
             raise RunError(f"{self._storage.address} already holds something; choose another machines.store")
 
-    def pull(self) -> None:
-        """Everything but checkpoints, as far as it differs."""
+    def pull(self) -> dict[str, int]:
+        """Everything but checkpoints, as far as it differs. The sizes of all that is there."""
         listed = self._storage.listed()
         if _TAKEN_BACK not in {name for name, _, _ in listed}:
             (self._run.path / _TAKEN_BACK).unlink(missing_ok=True)
         for name, _, stamp in listed:
             known = name in _NEVER or self._had.get(name) == stamp
-            if not known and not name.startswith(f"{_CHECKPOINTS}/"):
+            if not known and not _in_checkpoint(name):
                 self._fetch(name)
                 self._had[name] = stamp
+        return {name: size for name, size, _ in listed}
 
     def pull_whole(self) -> None:
         """Everything, of checkpoints the newest whole one: for a machine that begins."""
-        self.pull()
-        names = self._sizes()
+        names = self.pull()
         for step in sorted(_steps(names), reverse=True):
             if self._fetch_checkpoint(step, names):
                 break
@@ -116,7 +117,7 @@ class Mirror:
             if not _is_manifest(name):
                 with suppress(FileNotFoundError):  # it has gone meanwhile
                     self._send(name, file)
-        if any(name.startswith(f"{_CHECKPOINTS}/") for name, _ in changed):
+        if any(_in_checkpoint(name) for name, _ in changed):
             there = self._sizes()
             for name, file in manifests:
                 if _all_there(file, name, there):
@@ -129,7 +130,7 @@ class Mirror:
         """The machine that writes manifests has removed old checkpoints: so they go there, and from there elsewhere."""
         here = {path.name: path for path in self._run.checkpoints.glob("step-*")}
         if writes_manifests:
-            old = [name for name in there if name.startswith(f"{_CHECKPOINTS}/") and _step(name) not in here]
+            old = [name for name in there if _in_checkpoint(name) and _step(name) not in here]
             for name in sorted(old, key=lambda name: not _is_manifest(name)):  # what is left then is no checkpoint
                 if _step(name) < max(here):
                     self._storage.delete(name)
@@ -202,7 +203,7 @@ class Mirror:
 
     def _send(self, name: str, file: Path) -> None:
         stamp = _stamp(file)
-        large = name.startswith(f"{_CHECKPOINTS}/")  # what is not may grow while it is sent
+        large = _in_checkpoint(name)  # what is not may grow while it is sent
         self._storage.write(name, file if large else file.read_bytes())
         self._sent[name] = stamp
 
@@ -228,8 +229,12 @@ def _steps(names: Iterable[str]) -> set[str]:
     return {_step(name) for name in names if _is_manifest(name)}
 
 
+def _in_checkpoint(name: str) -> bool:
+    return name.startswith(f"{_CHECKPOINTS}/")
+
+
 def _is_manifest(name: str) -> bool:
-    return name.startswith(f"{_CHECKPOINTS}/") and name.endswith(f"/{MANIFEST}")
+    return _in_checkpoint(name) and name.endswith(f"/{MANIFEST}")
 
 
 def _stamp(file: Path) -> tuple[int, int]:
@@ -253,7 +258,7 @@ def make_whole(run: RunFolder) -> None:
 
 def first_look(address: str) -> list[tuple[str, int, str]]:
     """What is there. Who may not look, or has a wrong address, is to know it soon."""
-    return Storage(address, _FIRST).listed()
+    return Storage(address, SOON).listed()
 
 
 @contextmanager
@@ -276,7 +281,7 @@ def changed(target: str) -> Iterator[RunFolder]:
         return
     with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
         run = RunFolder(Path(folder))
-        mirror = Mirror(run, target, patience=10.0)
+        mirror = Mirror(run, target, patience=SOON)
         mirror.pull()
         mirror.forget_changes()
         run.logs.mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any
 
 from slipstream.data.storage import StorageGone, is_remote
-from slipstream.fleet.failure import WORKER_FAILED
+from slipstream.fleet.failure import EARLY, INTERRUPTED, WORKER_FAILED
 from slipstream.fleet.keeper import Keeper
 from slipstream.fleet.mirror import changed
 from slipstream.fleet.place import ADDRESS, HEAD, MACHINE, TOKEN
@@ -28,9 +28,8 @@ from slipstream.runs.folder import LAUNCHER_LOG
 _TICK = 0.2
 _GRACE = 10.0
 """Seconds that the other agents have to end after one has."""
-_STOPPED, _NO_FLEET = 130, 8
-"""Exit codes, as everywhere."""
-_EARLY = "it was stopped before it began"
+_NO_FLEET = 8
+"""The exit code, as everywhere."""
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """The variable by which Ray tells a job's driver what all of the job's actors inherit."""
 _STORE = 80 * 2**20
@@ -78,7 +77,7 @@ def _leave_word(run: RunFolder, trouble: Trouble) -> None:
     ends = ("failure", "refused", "stopped", "finished")
     said = [event["event"] for event in read_lines(run.events)]
     if run.logs.is_dir() and not (said and said[-1] in ends):
-        kind = {WORKER_FAILED: "failure", _STOPPED: "stopped"}.get(trouble.code, "refused")
+        kind = {WORKER_FAILED: "failure", INTERRUPTED: "stopped"}.get(trouble.code, "refused")
         run.event(kind, text=str(trouble), code=trouble.code)
 
 
@@ -169,7 +168,7 @@ def _await(group: Any, wishes: Wishes) -> None:
     ready = group.ready()
     while not ray.wait([ready], timeout=_TICK)[0]:
         if wishes.stop:
-            raise Trouble(_EARLY, _STOPPED)
+            raise Trouble(EARLY, INTERRUPTED)
 
 
 class _Agents:
@@ -267,7 +266,7 @@ def _see_through(agents: _Agents, wishes: Wishes) -> int:
             code = _code_of(agents, number, left)
     _ends(list(left.values()))
     if code < 0 and asked:
-        raise Trouble(_EARLY, _STOPPED)
+        raise Trouble(EARLY, INTERRUPTED)
     if code < 0:
         raise Trouble(f"the first machine's agent was ended by signal {-code}", WORKER_FAILED)
     return code

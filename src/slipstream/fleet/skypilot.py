@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from slipstream.fleet.base import FleetError, Order, Rents, Room, Status
-from slipstream.fleet.failure import FINAL
+from slipstream.fleet.failure import FINAL, INTERRUPTED
 from slipstream.fleet.place import ADDRESS, HEAD, TOKEN
 from slipstream.job.base import nearest
 from slipstream.job.machines import Machines
@@ -30,7 +30,6 @@ CLOUDS = (
     "primeintellect", "runpod", "scp", "seeweb", "shadeform", "vast", "verda", "yotta",
 )  # fmt: skip
 """Of those in our table of offers the ones that SkyPilot rents from; both call them the same, and machines too."""
-_STOPPED = 130
 _WAITING = ("PENDING", "SUBMITTED", "STARTING", "RECOVERING")
 _RUNNING = ("RUNNING", "WINDING_DOWN", "CANCELLING")
 
@@ -163,7 +162,7 @@ class SkyPilotFleet:
 
     def _script(self, order: Order) -> str:
         command = shlex.join([*order.command("python")[:-1], self._folder(order)])
-        final = "|".join(map(str, sorted((*FINAL, _STOPPED))))
+        final = "|".join(map(str, sorted((*FINAL, INTERRUPTED))))
         return "\n".join(
             [
                 "# One agent on every machine; they find the first of them.",
