@@ -31,8 +31,9 @@ class Slurm(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Slurm":
-        early = self.time is not None and self.warning >= self.time
-        refuse(["warning must be shorter than time: it would come before the run begins"] if early else [])
+        if self.time is not None and self.warning >= self.time:
+            times = f"warning ({self.warning:.0f} s) must be shorter than time ({self.time:.0f} s)"
+            refuse([f"{times}, or the run could not begin"])
         return self
 
 
