@@ -48,6 +48,10 @@ class Loop(threading.Thread):
                 self.desk.publish(update, [gradients])
         self.desk.close(5.0, lambda: None)
 
+    def lose_line(self, client: Client) -> None:
+        with self.desk._changed:
+            self.desk._lines[client._name].close()
+
 
 @pytest.fixture(params=["127.0.0.1", "127.0.0.2"], ids=["shared memory", "network"])
 def loop(request: pytest.FixtureRequest) -> Iterator[Loop]:
@@ -60,7 +64,11 @@ def loop(request: pytest.FixtureRequest) -> Iterator[Loop]:
 
 def work(loop: Loop, number: int, lost: int) -> None:
     """Every gradient is one more than what was fetched is less; now and then the server loses the line."""
+    with suppress(OverError):
+        work_until_the_end(loop, number, lost)
 
+
+def work_until_the_end(loop: Loop, number: int, lost: int) -> None:
     def beat() -> None:
         if not loop.is_alive():
             raise OverError
@@ -79,17 +87,13 @@ def work(loop: Loop, number: int, lost: int) -> None:
                     weight.grad = torch.ones_like(weight)
                 if (ticket.number + number) % 5 == 0 and lost:
                     lost -= 1
-                    with loop.desk._changed:
-                        loop.desk._lines[client._name].close()
+                    loop.lose_line(client)
                 client.push(ticket)
                 ticket = client.ask(ticket)
             client.close()
             return
         except ConnectionError:
-            with suppress(OverError):
-                client.connect(20)
-                continue
-            return
+            client.connect(20)
 
 
 def test_each_gradient_counts_once_though_lines_are_lost(loop: Loop) -> None:
