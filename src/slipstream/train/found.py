@@ -30,6 +30,11 @@ class Found:
     traffic: Traffic | None
     """What it has sent."""
 
+    @property
+    def counts(self) -> bool:
+        """Whether all workers had samples for it."""
+        return not self.agreed.void
+
 
 class Launched:
     """A step that the device has been told to do, and may be doing still."""

@@ -1,8 +1,6 @@
 """The loop: the whole life of a job on one page. It runs on every worker."""
 
 import gc
-import math
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +14,10 @@ from slipstream.job.servers import Server
 from slipstream.plan import Plan
 from slipstream.runs import Pulse, RunFolder
 from slipstream.runs.checkpoints import Progress, read_progress
-from slipstream.train.batches import Share
 from slipstream.train.checkpoint import Checkpointer, load
 from slipstream.train.compiled import await_compiler
 from slipstream.train.control import NO_DATA, Control
-from slipstream.train.found import Found, Launched
+from slipstream.train.found import Launched
 from slipstream.train.learner import Learner
 from slipstream.train.models import build_to_split
 from slipstream.train.moment import Moment
@@ -30,16 +27,9 @@ from slipstream.train.parallel.trial import Trial
 from slipstream.train.precision import set_arithmetic, weight_dtype
 from slipstream.train.record import Recorder
 from slipstream.train.server.served import Served
+from slipstream.train.tally import PeerStopped, Tally
 from slipstream.train.update import Update
 from slipstream.train.world import World
-
-
-class NonFiniteLoss(RuntimeError):
-    """The loss of a step is NaN or infinite, and the job says to stop."""
-
-
-class PeerStopped(RuntimeError):
-    """Another worker found the reason to stop; its report is the one to read."""
 
 
 @dataclass(frozen=True)
@@ -75,19 +65,11 @@ def train(
         recorder = Recorder(run, dataset.facts, world, batches.balance.works)
         progress = _restore(restore, model, update, world) if restore else Progress()
         recorder.start(parameters, timeline)
+        tally = Tally(job, model, update, recorder, pulse, progress)
+        behind = model.exchange.behind
         here.open(progress.step)
         await_compiler()
 
-    def settle(step: Launched) -> Found:
-        with pulse.during("update"):
-            found = step.found()
-            _check_finite(found, step, job)
-        return found
-
-    stopped: str | None = None
-    # On a GPU a step is read while the next one runs; where workers go by themselves, some steps later.
-    late: deque[Launched] = deque()
-    behind = model.exchange.behind
     pulse.step = first = progress.step + 1
     began = Moment(world.device)
     for share in batches.from_sample(progress.samples, pulse):
@@ -105,49 +87,38 @@ def train(
         if pulse.step == first:
             checkpointer.prepare(model, update.optimizer)
             gc.freeze()  # what has been made by now stays: no need to look through it again and again
-        evaluates = batches.held_out and (last or timeline.is_due(job.train.evaluate.every, step.number))
+        evaluates = bool(batches.held_out) and (last or timeline.is_due(job.train.evaluate.every, step.number))
         saves = last or timeline.is_due(job.checkpoint.every, step.number)
-        while late and (evaluates or saves or len(late) >= behind):
-            earlier = late.popleft()
-            found = settle(earlier)
-            if not found.agreed.void:
-                progress = _advance(progress, earlier.share, found, update, model)
-                recorder.step(progress, earlier.share, found, {})
-            stopped = stopped or found.agreed.stop
-            saves = saves or bool(stopped) or found.agreed.save
+        saves = tally.catch_up(everything=evaluates or saves) or saves
+        with pulse.during("checkpoint"):
             checkpointer.check()
-        if not (evaluates or saves or (update.waits and not behind)):
-            late.append(step)
+        if not (evaluates or saves or tally.hurries):
+            tally.put_off(step)
             began = step.ended
             pulse.step += 1
             continue
-        found, judged = settle(step), None
-        counts = not found.agreed.void
-        if counts:
-            progress = _advance(progress, share, found, update, model)
-        stopped = stopped or found.agreed.stop
-        if counts and evaluates:
+        found, judged = tally.count(step), None
+        if evaluates and found.counts:
             with pulse.during("evaluate"):
                 judged = here.evaluate(everything=last)
-                stopped = stopped if judged is not None else NO_DATA
-        if counts:
-            recorder.step(progress, share, found, judged or {})
-        with pulse.during("checkpoint"):
-            checkpointer.check()
-            saves = saves or bool(stopped) or found.agreed.save
-            if saves and (counts or not behind):  # otherwise those that had samples have gone on without the others
-                checkpointer.save(progress, model, update.optimizer)
+            tally.stopped = tally.stopped if judged is not None else NO_DATA
+        tally.record(step, found, judged)
+        # Where a step does not count and nobody waits, those that had samples have gone on without the others.
+        if (saves or found.agreed.save or tally.stopped) and (found.counts or not behind):
+            with pulse.during("checkpoint"):
+                checkpointer.save(tally.progress, model, update.optimizer)
                 control.saved()
-        if stopped and not last:
+        if tally.stopped and not last:
             break
         began = Moment(world.device)
         pulse.step += 1
     with pulse.during("checkpoint"):
         checkpointer.close()
     here.close()
-    if stopped == NO_DATA:
+    if tally.stopped == NO_DATA:
         raise batches.lost or PeerStopped("another worker could not have its samples")
-    return Trained(plain, dataset.facts, progress, parameters, stopped if progress.step < timeline.steps else None)
+    early = tally.stopped if tally.progress.step < timeline.steps else None
+    return Trained(plain, dataset.facts, tally.progress, parameters, early)
 
 
 def _restore(path: Path, model: SplitModel, update: Update, world: World) -> Progress:
@@ -157,35 +128,3 @@ def _restore(path: Path, model: SplitModel, update: Update, world: World) -> Pro
         update.scale.value, update.scale.good_steps = progress.scale, progress.good_steps
     model.late = progress.late
     return progress
-
-
-def _advance(before: Progress, share: Share, found: Found, update: Update, model: SplitModel) -> Progress:
-    return Progress(
-        step=before.step + 1,
-        samples=share.start + share.size,
-        skipped=before.skipped + found.skipped,
-        scale=update.scale.value if update.scale.active else None,
-        good_steps=update.scale.good_steps,
-        late=model.late,
-    )
-
-
-def _check_finite(found: Found, step: Launched, job: Job) -> None:
-    """Where the job says to stop, the worker whose samples did it says so."""
-    loss = found.agreed.loss
-    if math.isfinite(loss) or job.train.on_nonfinite != "stop":
-        return
-    refuse_nonfinite(found.losses, step.share, step.number)
-    raise PeerStopped(f"the loss is {loss} at step {step.number}, from another worker's samples")
-
-
-def refuse_nonfinite(losses: list[float], share: Share, step: int) -> None:
-    """Name the samples whose loss is not finite, if there are any."""
-    for loss, micro in zip(losses, share.micro_batches, strict=True):
-        if not math.isfinite(loss):
-            first, last = int(micro.positions[0]), int(micro.positions[-1])
-            numbers = ", ".join(map(str, micro.indices[:8].tolist())) + (", …" if len(micro.indices) > 8 else "")
-            raise NonFiniteLoss(
-                f"the loss is {loss} at step {step}, in samples {first} to {last} of the run "
-                f"(numbers {numbers} of the data)"
-            )

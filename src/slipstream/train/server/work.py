@@ -12,13 +12,13 @@ from slipstream.runs import Pulse
 from slipstream.train import tasks
 from slipstream.train.batches import Batches, Share
 from slipstream.train.compiled import await_compiler
-from slipstream.train.loop import refuse_nonfinite
 from slipstream.train.models import build_to_split
 from slipstream.train.precision import set_arithmetic, weight_dtype
 from slipstream.train.server.addresses import addresses, token
 from slipstream.train.server.client import Client
 from slipstream.train.server.served import alone
 from slipstream.train.server.tickets import Ticket
+from slipstream.train.tally import refuse_nonfinite
 from slipstream.train.validation import judge
 from slipstream.train.worker import Worker
 from slipstream.train.world import World, device_of
