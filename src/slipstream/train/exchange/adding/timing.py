@@ -5,6 +5,7 @@ over the messages. Sizes are few, and ways that by the model are far behind are 
 steps.
 """
 
+import statistics
 import time
 
 import torch
@@ -18,12 +19,12 @@ from slipstream.train.exchange.adding.links import Algorithm, Links, PointToPoin
 
 _SIZES = tuple(2**10 * 4**power for power in range(8))
 """Bytes: 1 KB to 16 MB."""
-_SECONDS = 0.6
+_SECONDS = 1.0
 """For the rounds of a size, about."""
 _LONG = 2.5
 """Seconds of a first round that is not followed by another: it counts itself."""
-_MOST = 20
-"""Rounds."""
+_MOST = 60
+"""Rounds: over quick links some ways differ by less than one round from the next."""
 _PATIENCE = 5.0
 """Seconds that a size may take by the model, all ways together, to be tried."""
 
@@ -40,18 +41,18 @@ def time_ways(network: Network, ways: dict[str, Algorithm], largest: int) -> dic
         worth = worth_trying(size, network)
         if sum(worth.values()) > _PATIENCE:
             break
-        for name, seconds in _quickest({name: adders[name] for name in worth}, size).items():
+        for name, seconds in _typical({name: adders[name] for name in worth}, size).items():
             found.setdefault(name, {})[size] = seconds
     return found
 
 
-def _quickest(adders: dict[str, Adder], size: int) -> dict[str, float]:
-    """Seconds of each, the best of some rounds. The first one makes connections, and counts only where it is long."""
+def _typical(adders: dict[str, Adder], size: int) -> dict[str, float]:
+    """Seconds of each, the median of some rounds. The first one makes connections, and counts only where it is long."""
     flat = torch.zeros(size // 4)
     first = _round(adders, flat)
     rounds = min(_MOST, max(int(_SECONDS / sum(first)), sum(first) < _LONG))
     times = [_round(adders, flat) for _ in range(rounds)] or [first]
-    return dict(zip(adders, map(min, zip(*times, strict=True)), strict=True))
+    return dict(zip(adders, map(statistics.median, zip(*times, strict=True)), strict=True))
 
 
 def _round(adders: dict[str, Adder], flat: torch.Tensor) -> list[float]:
