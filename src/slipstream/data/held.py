@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from slipstream.data.guards import CHECKSUMS, SPARE, Guard
 from slipstream.data.manifest import DOCUMENTS, FIRSTS, MANIFEST, PAGES, Manifest, parse_manifest
@@ -18,6 +17,7 @@ from slipstream.data.page_cache import PageCache
 from slipstream.data.page_memory import PageMemory
 from slipstream.data.pages import Pages, between, checked
 from slipstream.data.storage import Storage
+from slipstream.data.windows import copy_windows
 from slipstream.runs.cache import cache_folder
 
 _HELD = 2 * WINDOW * (RUN + 2)
@@ -57,7 +57,7 @@ class HeldShards:
         with self._memory.holding(needed) as places:
             begins = np.array([places[page] for page in first.tolist()], np.int64) * self._width + inside
             split = first != last
-            made[:] = sliding_window_view(self._tokens, length)[np.where(split, 0, begins)]
+            copy_windows(self._tokens, np.where(split, 0, begins), made)
             for row in np.flatnonzero(split).tolist():
                 here = length - int(beyond[row])
                 made[row, :here] = self._across(int(first[row]), int(inside[row]), here, places)

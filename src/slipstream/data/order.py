@@ -169,7 +169,7 @@ def _gaps(order: Order) -> tuple[np.ndarray, np.ndarray]:
     return starts[sort] - before[:-1], before
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)  # those of two windows, and some
 def _chunk(order: Order, number: int, size: int) -> np.ndarray:
     found = order.at(np.arange(number * size, (number + 1) * size))
     found.flags.writeable = False  # many callers share it

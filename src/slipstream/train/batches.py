@@ -5,8 +5,8 @@ import random
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,8 +39,7 @@ _WORD = 2
 """Bytes of a token, of most vocabularies."""
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """Samples that go through the model at once."""
 
     inputs: Tensor
@@ -53,8 +52,7 @@ class MicroBatch:
     """Of sequences: the place at which each token's document begins, where something is reset there."""
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """One worker's part of one step."""
 
     start: int
@@ -71,6 +69,17 @@ class Share:
     def own(self) -> int:
         """Samples in it that are this worker's."""
         return sum(len(micro.positions) for micro in self.micro_batches)
+
+
+class _Fetched(NamedTuple):
+    """This worker's samples of some steps, not cut into them yet."""
+
+    steps: range
+    lengths: list[int]
+    """Samples in each step."""
+    positions: np.ndarray
+    indices: np.ndarray
+    batch: Batch
 
 
 class Batches:
@@ -94,31 +103,31 @@ class Batches:
         first = self.timeline.starts.index(seen)
         if first == self.timeline.steps:  # a run that was done goes on
             return
-        # The user's own dataset may draw random numbers, which only the main thread can do reproducibly.
-        ahead = self._fetch_one_by_one(first) if self._own_data else self._fetch_ahead(first)
+        ahead = self._fetch_ahead(first)
         with closing(ahead):
             while True:
                 began = time.perf_counter()
                 try:
                     with pulse.during("data"):
-                        shares = next(ahead, None)
+                        fetched = next(ahead, None)
                 except StorageGone as error:
                     others = self._others(error)
                     for step in range(self.timeline.starts.index(seen), self.timeline.steps):
-                        yield from self._shares(range(step, step + 1), others)
+                        yield from self._cut(self._samples(range(step, step + 1), others))
                     return
-                if shares is None:
+                if fetched is None:
                     return
+                waited, shares = time.perf_counter() - began, self._cut(fetched)
                 self._known = next((micro for share in shares for micro in share.micro_batches), self._known)
-                seen = shares[-1].start + shares[-1].size
-                yield replace(shares[0], waited=time.perf_counter() - began)
+                seen = self.timeline.starts[fetched.steps.stop]
+                yield shares[0]._replace(waited=waited)
                 yield from shares[1:]
 
     def of_step(self, step: int) -> Share:
         """This worker's part of one step, fetched now."""
         if self._own_data:
             seed_everything(self._job.seed, self._mine(step).start)
-        (share,) = self._shares(range(step, step + 1), self._fetch)
+        (share,) = self._cut(self._samples(range(step, step + 1), self._fetch))
         return share
 
     @property
@@ -140,21 +149,27 @@ class Batches:
         except StorageGone as error:
             return self._others(error)(indices, indices)
 
-    def _fetch_one_by_one(self, first: int) -> Generator[list[Share], None, None]:
+    def _fetch_ahead(self, first: int) -> Generator[_Fetched, None, None]:
+        """In the background, unless that would be of no use."""
+        if self._own_data:  # it may draw random numbers, which only the main thread can do reproducibly
+            return self._fetch_own(first)
+        blocks = self._blocks(first)
+        if isinstance(self._dataset, Prepared) and self._dataset.near:  # to hand it over takes longer than to copy it
+            return (self._samples(steps, self._fetch) for steps in blocks)
+        return prefetch(lambda number: self._samples(blocks[number], self._fetch), 0, len(blocks))
+
+    def _fetch_own(self, first: int) -> Generator[_Fetched, None, None]:
         for step in range(first, self.timeline.steps):
             seed_everything(self._job.seed, self._mine(step).start)
-            yield self._shares(range(step, step + 1), self._fetch)
+            yield self._samples(range(step, step + 1), self._fetch)
 
-    def _fetch_ahead(self, first: int) -> Generator[list[Share], None, None]:
-        """In the background, and small steps several at a time: to hand each over alone takes longer than to make it.
-        The first comes alone, for it is waited for."""
+    def _blocks(self, first: int) -> list[range]:
+        """Small steps several at a time: each alone takes longer. The first comes alone, for it is waited for."""
         steps, samples = self.timeline.steps, len(self._mine(first))
         size = math.prod(self._dataset.facts.inputs) * _WORD * max(1, samples)
         each = 1 if self.balance.works else min(_MOST_STEPS, max(1, _AT_ONCE // size))
         begins = [first, *range(first + 1, steps, each), steps]
-        return prefetch(
-            lambda number: self._shares(range(begins[number], begins[number + 1]), self._fetch), 0, len(begins) - 1
-        )
+        return [range(begin, end) for begin, end in pairwise(begins)]
 
     def _mine(self, step: int) -> range:
         """Positions of this worker's samples in a step."""
@@ -162,23 +177,27 @@ class Batches:
         part = self.balance.part(step, end - start)
         return range(start + part.start, start + part.stop)
 
-    def _shares(self, steps: range, fetch: Fetch) -> list[Share]:
+    def _samples(self, steps: range, fetch: Fetch) -> _Fetched:
         """Of these steps, fetched at once."""
-        starts, each = self.timeline.starts, self._plan.layout.micro_batch
         mine = [self._mine(step) for step in steps]
-        begin, end = starts[steps.start], starts[steps.stop]
-        positions = np.concatenate([np.arange(some.start, some.stop) for some in mine])
+        begin, end = self.timeline.starts[steps.start], self.timeline.starts[steps.stop]
+        positions = _joined(mine)
         indices = self._order.indices(begin, end - begin)[positions - begin]
-        batch = fetch(positions, indices)
-        sizes = [min(each, len(some) - at) for some in mine for at in range(0, len(some), each)]
-        # Cut in one call: one for each step would take longer than to fetch it.
+        return _Fetched(steps, list(map(len, mine)), positions, indices, fetch(positions, indices))
+
+    def _cut(self, fetched: _Fetched) -> list[Share]:
+        """Where they are used: while the thread that fetches computes in Python, torch waits for it at every call."""
+        starts, each, batch = self.timeline.starts, self._plan.layout.micro_batch, fetched.batch
+        sizes = [min(each, length - at) for length in fetched.lengths for at in range(0, length, each)]
         begins = () if batch.begins is None else (batch.begins,)
-        tensors = (batch.inputs, batch.targets, torch.from_numpy(positions), torch.from_numpy(indices), *begins)
+        numbers = (torch.from_numpy(fetched.positions), torch.from_numpy(fetched.indices))
+        tensors = (batch.inputs, batch.targets, *numbers, *begins)
+        # In one call: one for each step would take longer than to fetch it.
         cut = map(MicroBatch, *(torch.split_with_sizes(tensor, sizes) for tensor in tensors))
         total = self.timeline.samples
         return [
-            Share(starts[step], starts[step + 1] - starts[step], total, list(islice(cut, -(-len(some) // each))))
-            for step, some in zip(steps, mine, strict=True)
+            Share(starts[step], starts[step + 1] - starts[step], total, list(islice(cut, -(-length // each))))
+            for step, length in zip(fetched.steps, fetched.lengths, strict=True)
         ]
 
     def _fetch(self, positions: np.ndarray, indices: np.ndarray) -> Batch:
@@ -215,6 +234,14 @@ class Batches:
         if self._mask_id is not None:
             batch = tasks.hide_tokens(batch, positions, self._job, self._dataset.facts.outputs, self._mask_id)
         return batch
+
+
+def _joined(ranges: list[range]) -> np.ndarray:
+    """The numbers of all of them, one after the other."""
+    lengths = np.array([len(some) for some in ranges])
+    ends = np.cumsum(lengths)
+    firsts = np.array([some.start for some in ranges])
+    return np.arange(ends[-1]) + np.repeat(firsts - ends + lengths, lengths)
 
 
 def as_model_takes(inputs: Tensor, job: Job, plan: Plan, white: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Which samples make up which step: a pure function of the job, and so the same on any number of workers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,8 +30,11 @@ class Timeline:
         return ramp.start + (batch - ramp.start) * (seen * ramp.stairs // over) // ramp.stairs
 
     @cached_property
-    def starts(self) -> list[int]:
+    def starts(self) -> Sequence[int]:
         """The samples seen before each step, and at the end of the last one."""
+        if not self.job.train.ramp:
+            batch = self.job.train.batch
+            return range(0, self.asked + batch, batch)
         starts = [0]
         while starts[-1] < self.asked:
             starts.append(starts[-1] + self.batch(starts[-1]))

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -128,11 +127,11 @@ class Worker:
     def _own(self, micro: MicroBatch) -> MicroBatch:
         """This worker's part of the sequences."""
         inputs, targets = (self.model.own_tokens(part) for part in (micro.inputs, micro.targets))
-        return replace(micro, inputs=inputs, targets=targets)
+        return micro._replace(inputs=inputs, targets=targets)
 
     def _here(self, micro: MicroBatch) -> MicroBatch:
         begins = None if micro.begins is None else self.here(micro.begins)
-        return replace(micro, inputs=self.here(micro.inputs), targets=self.here(micro.targets), begins=begins)
+        return micro._replace(inputs=self.here(micro.inputs), targets=self.here(micro.targets), begins=begins)
 
     def here(self, samples: Tensor) -> Tensor:
         """On this worker's device, as the model takes them; what computes there is not waited for."""
