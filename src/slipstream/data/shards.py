@@ -3,7 +3,9 @@ which also has it read from the disk by then."""
 
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
@@ -23,26 +25,32 @@ class Shards:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._files, self.manifest = Folder(folder, manifest), manifest
         self._pages = Pages(manifest, str(folder), bytes(self._files.read(PAGES)))
-        self._checks: OrderedDict[int, Future[None] | None] = OrderedDict()
-        """Of the pages that were asked for last; None where it is known to be whole."""
+        self._checks: OrderedDict[int, Future[None]] = OrderedDict()
+        """Of the pages that were asked for last."""
+        self._whole = np.zeros(len(self._pages), dtype=bool)
+        """Those of them that are what was prepared."""
+        self._changing = Lock()
+        """Samples to judge on are fetched while others are fetched ahead."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checks")
         self._maps: dict[int, np.ndarray] = {}
 
     def fill(self, starts: np.ndarray, made: np.ndarray) -> None:
         """Put the items at each start, and those after it, into a row."""
         length = made.shape[1]
-        for page, check in self._check(starts, length):
-            check.result()
-            self._checks[page] = None
-        shards, places = np.divmod(starts, self.manifest.each)
-        for shard in np.unique(shards).tolist():
-            items, rows = self._map(shard), np.flatnonzero(shards == shard)
-            ends_here = places[rows] + length <= len(items)
-            whole = rows[ends_here]
-            if len(whole):
-                copy_windows(items, places[whole], made, whole)
-            for row in rows[~ends_here].tolist():
-                made[row] = self._across(shard, int(places[row]), length)
+        if not self._are_whole(starts, length):
+            for check in self._check(starts, length):
+                check.result()
+        rows = np.argsort(starts)  # those of a shard together
+        shards, places = np.divmod(starts[rows], self.manifest.each)
+        edges = [*np.flatnonzero(np.diff(shards, prepend=-1)).tolist(), len(rows)]
+        for first, last in pairwise(edges):
+            shard = int(shards[first])
+            items = self._map(shard)
+            whole = first + int(np.searchsorted(places[first:last], len(items) - length, side="right"))
+            if first < whole:
+                copy_windows(items, places[first:whole], made, rows[first:whole])
+            for place, row in zip(places[whole:last].tolist(), rows[whole:last].tolist(), strict=True):
+                made[row] = self._across(shard, place, length)
 
     def expect(self, starts: np.ndarray, length: int) -> None:
         """These will be asked for: check their pages meanwhile."""
@@ -62,23 +70,28 @@ class Shards:
             shard, place, length = shard + 1, 0, length - len(parts[-1])
         return np.concatenate(parts)
 
-    def _check(self, starts: np.ndarray, length: int) -> "list[tuple[int, Future[None]]]":
-        """The pages that hold these items and are not known to be whole, each with its check."""
+    def _are_whole(self, starts: np.ndarray, length: int) -> bool:
+        """Whether all pages that hold these items are known to be; nearly always they are, and it is asked often."""
+        first, last = self._pages.of(starts), self._pages.of(starts + length - 1)
+        return bool((self._whole[first] & self._whole[last] & (last - first < 2)).all())
+
+    def _check(self, starts: np.ndarray, length: int) -> "list[Future[None]]":
+        """Of the pages that hold these items; one that was checked is not checked again while it is remembered."""
         pages = between(self._pages.of(starts), self._pages.of(starts + length - 1)).tolist()
-        unknown = []
-        for page in pages:
-            check = self._checks.pop(page) if page in self._checks else self._pool.submit(self._compare, page)
-            self._checks[page] = check
-            if check:
-                unknown.append((page, check))
-        while len(self._checks) > max(_KNOWN, len(pages)):
-            self._checks.popitem(last=False)
-        return unknown
+        with self._changing:
+            for page in pages:
+                self._checks[page] = self._checks.get(page) or self._pool.submit(self._compare, page)
+                self._checks.move_to_end(page)
+            while len(self._checks) > max(_KNOWN, len(pages)):
+                page, _ = self._checks.popitem(last=False)
+                self._whole[page] = False
+            return [self._checks[page] for page in pages]
 
     def _compare(self, page: int) -> None:
         shard, start, end = self._pages.bounds(page)
         if not self._pages.is_whole(page, self._files.read(self.manifest.shards[shard].name, start, end)):
             raise self._pages.damage(page)
+        self._whole[page] = True
 
     def _map(self, shard: int) -> np.ndarray:
         if shard not in self._maps:

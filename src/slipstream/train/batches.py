@@ -241,7 +241,8 @@ def _joined(ranges: list[range]) -> np.ndarray:
     lengths = np.array([len(some) for some in ranges])
     ends = np.cumsum(lengths)
     firsts = np.array([some.start for some in ranges])
-    return np.arange(ends[-1]) + np.repeat(firsts - ends + lengths, lengths)
+    joined: np.ndarray = np.arange(ends[-1]) + np.repeat(firsts - ends + lengths, lengths)
+    return joined
 
 
 def as_model_takes(inputs: Tensor, job: Job, plan: Plan, white: int) -> Tensor:
