@@ -19,12 +19,16 @@ from slipstream.train.exchange.adding.links import Algorithm, Links, PointToPoin
 
 _SIZES = tuple(2**10 * 4**power for power in range(8))
 """Bytes: 1 KB to 16 MB."""
-_SECONDS = 1.0
+_SECONDS = 0.6
 """For the rounds of a size, about."""
+_BEHIND = 1.5
+"""How many times longer than the quickest a way may take, to be tried once more."""
 _LONG = 2.5
 """Seconds of a first round that is not followed by another: it counts itself."""
 _MOST = 60
 """Rounds: over quick links some ways differ by less than one round from the next."""
+_IN_A_ROW, _QUICK = 4, 0.05
+"""So many sums follow each other, where one takes no more seconds than this."""
 _PATIENCE = 5.0
 """Seconds that a size may take by the model, all ways together, to be tried."""
 
@@ -49,20 +53,30 @@ def time_ways(network: Network, ways: dict[str, Algorithm], largest: int) -> dic
 def _typical(adders: dict[str, Adder], size: int) -> dict[str, float]:
     """Seconds of each, the median of some rounds. The first one makes connections, and counts only where it is long."""
     flat = torch.zeros(size // 4)
-    first = _round(adders, flat)
-    rounds = min(_MOST, max(int(_SECONDS / sum(first)), sum(first) < _LONG))
-    times = [_round(adders, flat) for _ in range(rounds)] or [first]
-    return dict(zip(adders, map(statistics.median, zip(*times, strict=True)), strict=True))
+    first = _round(adders, flat, 1)
+    if sum(first.values()) > _LONG:
+        return first
+    repeats = _IN_A_ROW if max(first.values()) < _QUICK else 1
+    times: dict[str, list[float]] = {name: [] for name in adders}
+    left, spent = adders, 0.0
+    while spent < _SECONDS and len(times[next(iter(left))]) < _MOST:
+        for name, seconds in _round(left, flat, repeats).items():
+            times[name].append(seconds)
+            spent += seconds * repeats
+        best = min(statistics.median(times[name]) for name in left)
+        left = {name: adder for name, adder in left.items() if statistics.median(times[name]) < _BEHIND * best}
+    return {name: statistics.median(each) for name, each in times.items()}
 
 
-def _round(adders: dict[str, Adder], flat: torch.Tensor) -> list[float]:
-    """Seconds of each until the last worker has its sum."""
+def _round(adders: dict[str, Adder], flat: torch.Tensor, repeats: int) -> dict[str, float]:
+    """Seconds of a sum by each, as all workers know it: the mean of theirs, for a barrier does not let them go at the
+    same time; and several sums follow each other, as buckets do."""
     times = torch.zeros(len(adders), dtype=torch.float64)
     for number, adder in enumerate(adders.values()):
         dist.barrier()
         began = time.perf_counter()
-        adder.start(flat).wait()
-        times[number] = time.perf_counter() - began
-    dist.all_reduce(times, dist.ReduceOp.MAX)
-    seconds: list[float] = times.tolist()
-    return seconds
+        for _ in range(repeats):
+            adder.start(flat).wait()
+        times[number] = (time.perf_counter() - began) / repeats
+    dist.all_reduce(times)
+    return dict(zip(adders, (times / dist.get_world_size()).tolist(), strict=True))
