@@ -154,7 +154,8 @@ class Batches:
         if self._own_data:  # it may draw random numbers, which only the main thread can do reproducibly
             return self._fetch_own(first)
         blocks = self._blocks(first)
-        if isinstance(self._dataset, Prepared) and self._dataset.near:  # to hand it over takes longer than to copy it
+        near = isinstance(self._dataset, Prepared) and self._dataset.near
+        if near and self._mask_id is None:  # to hand samples over takes longer than to copy them
             return (self._samples(steps, self._fetch) for steps in blocks)
         return prefetch(lambda number: self._samples(blocks[number], self._fetch), 0, len(blocks))
 
