@@ -28,6 +28,8 @@ dist.all_reduce(total)
 print("sum", total.item(), "on", os.environ["SLURMD_NODENAME"], flush=True)
 dist.destroy_process_group()
 """
+SLOW = {"import": "faults:SlowRegression", "args": {"seconds": 0.03}}
+"""Twelve seconds for four hundred steps: a test that has seen some of them has time to send a signal."""
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +89,7 @@ def test_one_curve_on_two_nodes_that_read_from_afar(slurm: dict[str, str], corpu
 
 def test_warned_of_its_limit_it_saves_and_is_queued_again(slurm: dict[str, str], tmp_path: Path) -> None:
     """The warning is the signal that Slurm itself sends before a time limit."""
-    write_job(tmp_path, mlp_values(**{"train.steps": 400, "checkpoint.every": 300}))
+    write_job(tmp_path, mlp_values(model=SLOW, **{"train.steps": 400, "checkpoint.every": 300}))
     slipstream("submit", "job.yaml", "--on", "slurm", "--machines", "2", "--workers", "2", cwd=tmp_path)
     run = tmp_path / "runs/mlp-1"
     until(lambda: steps_of(run) > 20)
@@ -129,7 +131,8 @@ def test_a_run_in_object_storage_is_queued_again(
 ) -> None:
     """Watched by somebody to whom Slurm answers now and then."""
     store = corpus.rpartition("/")[0] + "/runs"
-    write_job(tmp_path, mlp_values(machines={"store": store}, **{"train.steps": 600, "checkpoint.every": 300}))
+    changes = {"train.steps": 400, "checkpoint.every": 300}
+    write_job(tmp_path, mlp_values(model=SLOW, machines={"store": store}, **changes))
     sent = slipstream("submit", "job.yaml", "--on", "slurm", "--machines", "2", "--workers", "2", cwd=tmp_path)
     assert sent.returncode == 0, sent.stderr
     run = tmp_path / "runs/mlp-1"
