@@ -172,7 +172,7 @@ def summarise(case: Case, found: dict[str, Any]) -> list[dict[str, Any]]:
                 "ring_to_tree": round(median["ring"] / median["tree"], 3),
                 "latency": found["network"]["latency"],
                 "bandwidth": found["network"]["bandwidth"],
-                "tried": {way: times.get(size) for way, times in found["network"]["sums"].items()},
+                "tried": {way: tried.get(size) for way, tried in found["network"]["sums"].items()},
                 "trying": round(found["trying"], 2),
             }
         )
