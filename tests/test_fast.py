@@ -73,6 +73,7 @@ def test_a_run_that_reads_late_stops_and_goes_on_to_the_bit(job, tmp_path):
     [
         ({"train.compile": True, "layout": {"tensor": 2}}, "train.compile: with layout.tensor"),
         ({"train.compile": True, "model.dropout": 0.1}, "train.compile: dropout whose masks belong to samples"),
+        ({"train.precision": "int8", "model.layers": 1}, "leaves the first block in bf16"),
         ({"train.precision": "fp8", "model.hidden": 72}, "multiples of 16, and model.hidden is 72"),
     ],
 )

@@ -52,10 +52,9 @@ def test_adamw_in_one_pass(skip):
     close(made[1], made[0], 1e-6)
 
 
-@pytest.mark.parametrize("dtype", [fp8.VALUES, fp8.GRADIENTS])
-def test_fp8_both_ways(dtype):
+def test_fp8_both_ways():
     x = random(160, 208).bfloat16()
-    (here, turned), (plain, _) = fp8.quantise(x.cuda(), dtype, by_row=False), fp8.quantise(x, dtype, by_row=False)
+    (here, turned), (plain, _) = fp8.quantise(x.cuda(), by_row=False), fp8.quantise(x, by_row=False)
     assert torch.equal(here.values.float().cpu(), plain.values.float())
     assert torch.equal(turned.values.float(), here.values.float().T)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from slipstream.job.train import SHORT
 from slipstream.plan.layout import Layout
 from slipstream.plan.offer_table import Offer
 from slipstream.plan.work import Number
@@ -137,6 +138,8 @@ class Style:
     """1 where attention's backward adds up in a fixed order."""
     product_time: Number = 1
     """How much longer products take than their bits say: with a scale for each row, or by a slower kernel."""
+    long_blocks: Number = 0
+    """Blocks whose products are left in 16 bits where those of others are shorter."""
 
     def compiles(self, grid: Grid) -> Number:
         """Where blocks are compiled: the program does so, and they exchange nothing in their middle."""
@@ -154,6 +157,8 @@ def style_of(precision: str, on_gpu: bool = True, eager: bool = False, fixed_ord
     """Our program in a precision: in 32 and 64 bits what is kept is as long as the weights, and so is fp16's stream."""
     slower = _SLOWER.get(precision, 1.0)
     ours = replace(OURS, compiled=int(on_gpu), eager=int(eager), fixed_order=int(fixed_order), product_time=slower)
+    if precision in SHORT:
+        ours = replace(ours, long_blocks=1)  # the first: train/kernels/short.py
     if precision in ("fp8", "fp8-rows"):
         return replace(ours, product_bytes=1)
     if precision == "fp16":

@@ -127,7 +127,7 @@ def _fixed(blocks: Number, both: _Block, head: Number, on: Hardware, rates: Rate
 def _block(work: Work, grid: Grid, on: Hardware, rates: Rates, style: Style) -> tuple[_Block, _Block]:
     """Forward and backward."""
     rows = grid.micro_batch / grid.context  # samples' worth of tokens on a worker
-    matrix = _products(work.block, rows, grid, on, rates) * style.product_time
+    matrix = _block_products(work, rows, grid, on, rates, style)
     attention = _attention(work, rows, grid, on, rates, style)
     elementwise = _elementwise(work, rows, grid, on, rates, style)
     launch = np.where(style.fused, rates.launch, rates.unfused_launch)
@@ -149,6 +149,20 @@ def _launched(
     squares = busy * busy, launch * launch
     floored = np.sqrt(np.sqrt(squares[0] * squares[0] + squares[1] * squares[1]))  # the larger, without a corner
     return _Block(*parts, np.where(on.ahead, floored - busy, launch), tensor, context)
+
+
+def _block_products(work: Work, samples: Number, grid: Grid, on: Hardware, rates: Rates, style: Style) -> Number:
+    """Of the mean block, where some are left out of shorter precisions."""
+    short = _products(work.block, samples, grid, on, rates) * style.product_time
+    if not np.any(style.long_blocks):
+        return short
+    part = style.long_blocks / work.layers
+    return (1 - part) * short + part * _products(work.block, samples, grid, _exact(on), rates)
+
+
+def _exact(on: Hardware) -> Hardware:
+    """For products that are left out of shorter precisions."""
+    return replace(on, peak=on.peak_16, bits=np.maximum(16, on.bits))
 
 
 def _products(parts: Sequence[Product], samples: Number, grid: Grid, on: Hardware, rates: Rates) -> Number:
@@ -214,8 +228,7 @@ def _ring(work: Work, samples: Number, grid: Grid, on: Hardware, rates: Rates) -
 
 def _head(work: Work, grid: Grid, on: Hardware, rates: Rates) -> Number:
     rows = grid.micro_batch / grid.context
-    exact = replace(on, peak=on.peak_16, bits=np.maximum(16, on.bits))  # the head is left out of shorter precisions
-    return 3 * _products(work.head, rows, grid, exact, rates) + _loss(work, grid, on, rates)
+    return 3 * _products(work.head, rows, grid, _exact(on), rates) + _loss(work, grid, on, rates)
 
 
 def _loss(work: Work, grid: Grid, on: Hardware, rates: Rates) -> Number:

@@ -1,6 +1,6 @@
 """Which products of a decoder are in 8 bits, and by what."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import Tensor, nn
@@ -26,13 +26,17 @@ class ShortLinear(nn.Linear):
         return self.multiply(input, self.weight, self.bias)
 
 
-def shorten_products(blocks: Iterable[nn.Module], plan: Plan) -> None:
+def shorten_products(blocks: Sequence[nn.Module], plan: Plan) -> None:
     """Let the linear layers of these blocks multiply in the plan's precision, if that is a short one. Norms, attention,
-    the table and the head stay as they are: they are a small part of the time, and more depends on their digits."""
+    the table and the head stay as they are: they are a small part of the time, and more depends on their digits.
+
+    So does the first block. What it gets wrong all others build upon: of llama-1b's gradients after 300 steps on text
+    2.6% (by their norm) were error with every block in fp8, 2.2% with the first alone, 0.6% without the first and last,
+    0.1% with the last alone."""
     linear = SHORT.get(plan.precision)
     if linear is None:
         return
-    for block in blocks:
+    for block in blocks[1:]:
         for layer in block.modules():
             if isinstance(layer, nn.Linear):
                 layer.__class__ = ShortLinear
