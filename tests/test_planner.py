@@ -135,6 +135,26 @@ def test_measured_steps_of_an_h200_are_predicted():
         )
 
 
+@pytest.mark.parametrize(
+    ("changes", "ran"),
+    [
+        ({"preset": "llama-8b", "sequence": "4096", "batch": "2", "micro_batch": "1", "recompute": "selective"}, True),
+        ({"preset": "llama-1b", "sequence": "4096", "batch": "26", "micro_batch": "26"}, False),
+        ({"preset": "llama-8b", "sequence": "8192", "batch": "4", "micro_batch": "1", "state": "bf16"}, False),
+    ],
+    ids=["8b with fp32 state", "26 samples at once", "8b with nothing recomputed"],
+)
+def test_jobs_at_the_edge_of_an_h200_are_judged_as_they_ended(changes, ran):
+    """Each was tried there (2026-11-16): the first by 0.2 GB, if the prediction is right."""
+    machine = Machine("", cores=16, memory=135_000_000_000, gpus=("NVIDIA H200",), bf16=True, fp8=True)
+    with (Path(__file__).parent / "data" / "h200_steps.csv").open() as file:
+        empty = dict.fromkeys(csv.DictReader(file).fieldnames or (), "")
+    job = measured_job({**empty, "precision": "bf16", "vocabulary": "128256", **changes})
+    chosen, here = make_plan(job, machine), Here(machine)
+    expected = here.predict(wanted_of(job, work_of(job), 1), chosen.layout, chosen.precision)
+    assert expected and (float(expected.memory.total) <= (here.capacity(1) or 0)) == ran
+
+
 def measured_job(row: dict[str, str]) -> Job:
     def given(*names: str) -> dict[str, Any]:
         return {name: int(row[name]) if row[name].isdigit() else row[name] for name in names if row[name]}

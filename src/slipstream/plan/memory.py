@@ -127,7 +127,8 @@ def _activations(work: Work, grid: Grid, batch: Number, style: Style) -> tuple[N
         / 2
         + (1 - np.asarray(style.fused)) * work.stream * 2 / along  # masks of dropout
         + widened * work.stream / along
-        + style.kept_bytes * (work.kept_inside - compiled * work.fused) / grid.tensor
+        + style.kept_bytes * (work.kept_inside - compiled * (work.fused - work.turned)) / grid.tensor
+        - _shorter(work, style) / grid.tensor
     )
     weights = compiled * style.product_bytes * work.block_parameters
     scores = 5 * tokens * work.tokens * work.heads / grid.tensor * (work.attention > 0)
@@ -145,15 +146,26 @@ def _activations(work: Work, grid: Grid, batch: Number, style: Style) -> tuple[N
     whole_model = (grid.tensor == 1) & (grid.pipeline == 1)
     some = style.kept_bytes * np.minimum(tokens, style.score_rows) * work.outputs
     weights_of_head = sum(part.n * part.k for part in work.head)
-    # Gradients of the head, and of a table that is the same, come as new tensors to be added to those that are there.
-    added = 2 * style.gradient_bytes * (micro_batches(grid, batch) > 1)
+    # The head's gradient comes as a new tensor, to be added to the one that is there.
+    added = style.gradient_bytes * (micro_batches(grid, batch) > 1)
     by_rows = whole_model & np.isfinite(style.score_rows)
     ours = some + (style.kept_bytes + added) * weights_of_head
     head = np.where(by_rows, ours, style.score_bytes * tokens * work.outputs) / grid.tensor
     first = layers * kept * _in_flight(grid, batch) + once
-    last = layers * kept * np.where(grid.first_in_first_out, micro_batches(grid, batch), 1) + once + head
+    # The head is over when the first block goes backward, is computed again and makes its own gradients.
+    making = tokens * style.kept_bytes * (work.inner + work.middle)
+    making += (style.kept_bytes + added) * work.block_parameters
+    again = np.where(by_rows, np.maximum(0, once + making + added * weights_of_head - head), once)
+    last = layers * kept * np.where(grid.first_in_first_out, micro_batches(grid, batch), 1) + again + head
     at_the_end = (grid.pipeline == 1) | (last > first)
     return np.where(at_the_end, last - head, first), np.where(at_the_end, head, 0.0)
+
+
+def _shorter(work: Work, style: Style) -> Number:
+    """Bytes for each token that products in fp8 keep less: what goes into the last one. What goes into the others is
+    kept twice, or is needed in full besides."""
+    bytes_less = np.where(np.asarray(style.product_bytes) == 1, style.kept_bytes - style.product_bytes, 0)
+    return bytes_less * work.middle * (1 - style.long_blocks / work.layers)
 
 
 def _in_flight(grid: Grid, batch: Number) -> Number:

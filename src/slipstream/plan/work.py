@@ -68,6 +68,11 @@ class Work:
     """Looked up before the first block."""
     head_parameters: Number
     """After the last block; none where the table serves again."""
+    middle: Number = 0
+    """Numbers for each token that the last product of the feed-forward part takes."""
+    turned: Number = 0
+    """The same, of what rotary positions make: a compiler keeps it beside the whole projection, of which values are
+    a part."""
     matrices: tuple[Matrix, ...] = ()
     """What codecs make smaller: of all parameters those that are not biases, norms and the like."""
 
@@ -95,6 +100,7 @@ def decoder_work(
     small: tuple[Number, Number, Number] = (0, 0, 0),
     tied: Number = False,
     places: Number = 0,
+    rotary: bool = False,
 ) -> Work:
     """A decoder. `inward` is the number of products into the feed-forward part: 2 where one of them is a gate.
 
@@ -137,6 +143,8 @@ def decoder_work(
         block_parameters=sum(part.n * part.k for part in block) + small[0],
         table_parameters=(vocabulary + places) * hidden + small[1],
         head_parameters=vocabulary * hidden * (1 - tied) + small[2],
+        middle=inner,
+        turned=rotary * (hidden + keys),
         matrices=matrices,
     )
 
@@ -151,5 +159,6 @@ def work_of_decoder(model: DecoderModel, vocabulary: int, sequence: int) -> Work
     places = (model.context or sequence) if model.positions == "learned" else 0
     small = (2 * norm + biases, 0, norm)
     return decoder_work(
-        model.layers, hidden, model.heads, kv_heads, inner, inward, vocabulary, sequence, small, model.tied, places
-    )
+        model.layers, hidden, model.heads, kv_heads, inner, inward, vocabulary, sequence, small, model.tied, places,
+        model.positions == "rotary",
+    )  # fmt: skip
