@@ -510,6 +510,7 @@ def show_caption(record: dict[str, Any], peak: float) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended, too
     options = read_options()
     record = facts("transformers", "accelerate", "lightning", "torchvision", "triton")
     record["versions"] |= peer_versions(options.peers)

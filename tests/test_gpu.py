@@ -52,6 +52,35 @@ def test_adamw_in_one_pass(skip):
     close(made[1], made[0], 1e-6)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [64, 61])
+def test_gelu_folded_into_its_products(rows, bias):
+    """Of 61 rows the library takes no product; the plain expressions do."""
+    from slipstream.train.kernels.gelu import feed_forward
+
+    made = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        up, down = nn.Linear(768, 3072, bias), nn.Linear(3072, 768, bias)
+        for number, parameter in enumerate((*up.parameters(), *down.parameters())):
+            parameter.data = (random(*parameter.shape, seed=number) * 0.05).to(device, dtype)
+        x = random(rows, 768).bfloat16().to(device, dtype).requires_grad_()
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            y = feed_forward(x, up, down) if device == "cuda" else down(nn.functional.gelu(up(x), approximate="tanh"))
+        y.backward(random(rows, 768, seed=9).bfloat16().to(device, y.dtype))
+        made.append((y.detach(), x.grad, *(parameter.grad for parameter in (*up.parameters(), *down.parameters()))))
+    for exact, ours in zip(*made, strict=True):
+        close(ours, exact, 1e-2)
+
+
+@pytest.mark.parametrize("classes", [1000, 50_304])
+def test_scores_by_the_quickest_product(classes):
+    from slipstream.train.kernels import cublaslt
+
+    hidden, weight = random(512, 768).bfloat16().cuda(), random(classes, 768).bfloat16().cuda()
+    assert cublaslt.takes(hidden, weight)
+    close(cublaslt.multiply(hidden, weight, turned=True), hidden.double().cpu() @ weight.double().cpu().T, 5e-3)
+
+
 def test_fp8_both_ways():
     x = random(160, 208).bfloat16()
     (here, turned), (plain, _) = fp8.quantise(x.cuda(), by_row=False), fp8.quantise(x, by_row=False)

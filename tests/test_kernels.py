@@ -21,7 +21,8 @@ from slipstream.train.kernels.document_attention import (
     document_mask,
 )
 from slipstream.train.kernels.short import ShortLinear, shorten_products
-from slipstream.train.models.decoder import Decoder
+from slipstream.train.models.decoder import Decoder, FeedForward
+from slipstream.train.models.folded import FoldedFeedForward
 from slipstream.train.optim.adamw import LeanAdamW, round_at_random
 from slipstream.train.optim.sgd import LeanSGD
 
@@ -197,6 +198,27 @@ def test_rounding_at_random_keeps_the_mean():
     assert set(rounded.tolist()) == {1.0, 1 + 2**-7}
     assert rounded.mean().item() == pytest.approx(x[0].item(), abs=1e-4)
     assert not torch.equal(rounded, round_at_random(x, seed=4).float())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_gelu_folded_into_its_products(dtype, bias):
+    """Here by the plain expressions of its two operations; tests/test_gpu.py has the kernels."""
+    made = []
+    for kind in (FeedForward, FoldedFeedForward):
+        part = FeedForward(DecoderModel(layers=1, hidden=16, heads=2, bias=bias, activation="gelu")).double()
+        part.__class__ = kind
+        with torch.no_grad():
+            for parameter in part.parameters():
+                parameter.copy_(random(torch.float64, *parameter.shape))
+        x = random(torch.float64, 2, 8, 16).requires_grad_()
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float64):
+            y = part(x)
+        y.double().square().sum().backward()
+        made.append((y.detach(), x.grad, *(parameter.grad for parameter in part.parameters())))
+    for plain, folded in zip(*made, strict=True):
+        within = 1e-12 if dtype == torch.float64 else 0.02
+        assert float((plain.double() - folded.double()).norm() / plain.double().norm()) < within
 
 
 @pytest.mark.parametrize("precision", ["fp8", "fp8-rows", "int8"])

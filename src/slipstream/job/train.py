@@ -321,8 +321,8 @@ class Train(Section):
     """λ of λ/2·Σw² added to the loss; on matrices only."""
     precision: Precision = "auto"
     """Arithmetic of forward and backward; weights and optimiser state stay fp32 (fp64 in fp64, for checking). fp8: the
-    products of a decoder's blocks but the first, the rest in bf16. fp8-rows: with a scale for each row, not for each matrix, so that
-    outliers do less harm, at some speed. int8: the same blocks, for GPUs without fp8."""
+    products of a decoder's blocks but the first, the rest in bf16. fp8-rows: with a scale for each row, not for each
+    matrix, so that outliers do less harm, at some speed. int8: the same blocks, for GPUs without fp8."""
     compile: bool | None = None
     """Whether torch's compiler makes fused kernels of the model's blocks: quicker steps, after a first start that takes
     longer. Default: for decoders and resnets on a GPU, where the layout allows it."""

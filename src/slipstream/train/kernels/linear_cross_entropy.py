@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from slipstream.data.base import IGNORED
+from slipstream.train.kernels import cublaslt
 from slipstream.train.kernels.cross_entropy import overwrite_with_gradient
 from slipstream.train.kernels.dtypes import working_dtype
 
@@ -46,13 +47,19 @@ def _by_rows(hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype
     for first in range(0, len(hidden), ROWS):
         rows = slice(first, first + ROWS)
         some = hidden[rows].to(dtype)
-        scores = some @ narrow.mT
+        scores = _scores(some, narrow)
         losses.append(_overwrite(scores, targets[rows]).sum())
         if learns:
             of_hidden[rows] = scores @ narrow
             of_weight = _add_product(of_weight, scores.mT, some, weight.dtype)
     loss = torch.stack(losses).sum()
     return [loss] if of_weight is None else [loss, of_hidden, of_weight]
+
+
+def _scores(hidden: Tensor, weight: Tensor) -> Tensor:
+    if cublaslt.takes(hidden, weight):
+        return cublaslt.multiply(hidden, weight, turned=True)
+    return hidden @ weight.mT
 
 
 def _overwrite(scores: Tensor, targets: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from slipstream.train.exchange.local import Local
 from slipstream.train.kernels.short import shorten_products
 from slipstream.train.models.decoder import Attention, Decoder
 from slipstream.train.models.dropout import SampleKeys
+from slipstream.train.models.folded import fold_activations
 from slipstream.train.models.packed import reset_with_documents
 from slipstream.train.parallel.context import Places, RingAttention, tokens_of
 from slipstream.train.parallel.groups import Groups
@@ -56,6 +57,7 @@ class SplitModel:
         blocks = [piece for name, piece in pieces if name.rpartition(".")[2].isdigit()]
         shorten_products(blocks, plan)
         if plan.compile:
+            fold_activations(blocks, plan)
             compile_model(model, blocks, keep_little=layout.recompute == "selective")
         if layout.recompute == "full" or (layout.recompute == "selective" and not plan.compile):
             recompute_blocks(blocks, layout.recompute, keys)
