@@ -138,6 +138,8 @@ class Style:
     """1 where attention's backward adds up in a fixed order."""
     product_time: Number = 1
     """How much longer products take than their bits say: with a scale for each row, or by a slower kernel."""
+    folds: Number = 0
+    """1 where compiled blocks have GELU in their products' own kernels, unless what those give is computed again."""
     long_blocks: Number = 0
     """Blocks whose products are left in 16 bits where those of others are shorter."""
 
@@ -157,6 +159,8 @@ def style_of(precision: str, on_gpu: bool = True, eager: bool = False, fixed_ord
     """Our program in a precision: in 32 and 64 bits what is kept is as long as the weights, and so is fp16's stream."""
     slower = _SLOWER.get(precision, 1.0)
     ours = replace(OURS, compiled=int(on_gpu), eager=int(eager), fixed_order=int(fixed_order), product_time=slower)
+    if precision == "bf16" and on_gpu:
+        ours = replace(ours, folds=1)  # train/models/folded.py
     if precision in SHORT:
         ours = replace(ours, long_blocks=1)  # the first: train/kernels/short.py
     if precision in ("fp8", "fp8-rows"):

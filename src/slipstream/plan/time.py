@@ -204,10 +204,21 @@ def _attention(work: Work, samples: Number, grid: Grid, on: Hardware, rates: Rat
 
 def _elementwise(work: Work, samples: Number, grid: Grid, on: Hardware, rates: Rates, style: Style) -> Number:
     stream = rates.stream_traffic * work.stream / np.where(style.sequence, grid.tensor, 1)
-    inner = rates.inner_traffic * work.inner / grid.tensor
+    inner = rates.inner_traffic * work.inner / grid.tensor * (1 - _FOLDED * _folded(work, grid, style))
     more = np.where(style.fused, 1, rates.unfused_traffic)
     more = more * np.where((np.asarray(style.compiled) > 0) & ~style.compiles(grid), rates.eager_traffic, 1)
     return more * _BYTES * work.tokens * samples * (stream + inner) / (on.bandwidth * rates.bandwidth)
+
+
+_FOLDED = 0.5
+"""Of what GELU takes apart: GPT-2 on an H200, 7.5 ms a step before and 3.4 in its products."""
+
+
+def _folded(work: Work, grid: Grid, style: Style) -> Number:
+    """Whether GELU is a part of products; with a gate there are two products before the activation, and it is not."""
+    if not np.any(style.folds):
+        return 0.0
+    return (np.asarray(style.folds) > 0) & (work.inner == work.middle) & style.compiles(grid) & (grid.recompute != 1)
 
 
 def _tensor(work: Work, samples: Number, grid: Grid, on: Hardware, rates: Rates) -> Number:
