@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from slipstream.data.base import IGNORED
 from slipstream.job.models import DecoderModel
 from slipstream.plan import Plan
+from slipstream.plan.layout import Layout
 from slipstream.train.kernels import fp8, int8, linear_cross_entropy
 from slipstream.train.kernels.attention import attend, attend_backward, attend_plainly, attend_plainly_backward
 from slipstream.train.kernels.document_attention import (
@@ -22,7 +23,7 @@ from slipstream.train.kernels.document_attention import (
 )
 from slipstream.train.kernels.short import ShortLinear, shorten_products
 from slipstream.train.models.decoder import Decoder, FeedForward
-from slipstream.train.models.folded import FoldedFeedForward
+from slipstream.train.models.folded import FoldedFeedForward, fold_activations
 from slipstream.train.optim.adamw import LeanAdamW, round_at_random
 from slipstream.train.optim.sgd import LeanSGD
 
@@ -221,6 +222,42 @@ def test_gelu_folded_into_its_products(dtype, bias):
         assert float((plain.double() - folded.double()).norm() / plain.double().norm()) < within
 
 
+@pytest.mark.parametrize(
+    ("changes", "recompute", "folded"),
+    [
+        ({}, "none", True),
+        ({}, "full", True),
+        ({}, "selective", False),
+        ({"precision": "fp8"}, "none", False),
+        ({"device": "cpu"}, "none", False),
+    ],
+)
+def test_which_blocks_fold_their_activation(changes, recompute, folded):
+    """And that they learn as others do when they are compiled, one for all."""
+    torch.compiler.reset()
+    plan = Plan.model_construct(
+        **{"device": "cuda", "precision": "bf16", "layout": Layout(micro_batch=1, recompute=recompute), **changes}
+    )
+    section = DecoderModel(layers=3, hidden=32, heads=2, positions="learned", activation="gelu", bias=True)
+    made, counter = [], CompileCounterWithBackend("aot_eager")
+    for fold in (False, True):
+        torch.manual_seed(0)
+        model = Decoder(section, 64, 16)
+        if fold:
+            fold_activations(model.blocks, plan)
+            assert all((type(block.feed_forward) is FoldedFeedForward) == folded for block in model.blocks)
+            for block in model.blocks:
+                block.forward = torch.compile(block.forward, backend=counter, dynamic=False, fullgraph=True)
+        x = random(torch.float32, 2, 16, 32).requires_grad_()
+        for block in model.blocks:
+            x = block(x)
+        x.square().sum().backward()
+        made.append([parameter.grad for parameter in model.blocks.parameters()])
+    for plain, ours in zip(*made, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+    assert counter.frame_count == 1
+
+
 @pytest.mark.parametrize("precision", ["fp8", "fp8-rows", "int8"])
 def test_the_first_block_and_the_head_are_left_in_16_bits(precision):
     model = Decoder(DecoderModel(layers=3, hidden=32, heads=2, positions="rotary"), 64, 16)
@@ -231,6 +268,7 @@ def test_the_first_block_and_the_head_are_left_in_16_bits(precision):
 
 @pytest.mark.parametrize(("precision", "kinds"), [("bf16", 1), ("fp8", 2), ("fp8-rows", 2), ("int8", 2)])
 def test_one_block_is_compiled_for_all_of_its_kind(precision, kinds):
+    torch.compiler.reset()
     model = Decoder(DecoderModel(layers=4, hidden=32, heads=2, positions="rotary"), 64, 16)
     shorten_products(model.blocks, Plan.model_construct(precision=precision))
     counter = CompileCounterWithBackend("aot_eager")

@@ -187,6 +187,9 @@ def test_the_work_of_any_module_is_measured_without_memory():
     assert images.parameters > 0 and images.flops > 6 * images.parameters, "a convolution uses its weights many times"
     mlp = measured_work(mlp_job(), Facts((64,), 10, tokens=False))
     assert mlp.flops == pytest.approx(6 * mlp.parameters, rel=0.05)
+    several = memory(mlp, Grid.of(Layout(micro_batch=1)), 4, 2)
+    once = memory(mlp, Grid.of(Layout(micro_batch=4)), 4, 2)
+    assert several.total < once.total * 1.01, "gradients are added to those that are there one after the other"
 
 
 def test_a_fit_finds_the_constants_behind_measurements():

@@ -56,7 +56,7 @@ GPU_SHAPES: tuple[Shape, ...] = (
     (2, 4096, 2048, 128256, 8, ""),  # mostly head
     (4, 1024, 8192, 8192, 4, ""),  # mostly attention
 )
-FP8_SHAPES: tuple[Shape, ...] = ((8, 2048, 2048, 32000, 8, "precision=fp8"), (2, 4096, 4096, 32000, 4, "precision=fp8"))
+FP8_SHAPES: tuple[Shape, ...] = ((8, 2048, 2048, 32000, 8, "precision=fp8"), (4, 4096, 4096, 32000, 4, "precision=fp8"))
 _PRODUCTS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "cuda": ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 8192, 8192)),
     "cpu": ((64, 64, 64), (256, 256, 256), (1024, 1024, 1024), (1024, 256, 256)),

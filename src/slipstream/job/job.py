@@ -245,6 +245,10 @@ class Job(Section):
             problems.append("train.precision tf32 exists on NVIDIA GPUs only; use fp32 on a CPU")
         if train.precision in SHORT and not isinstance(self.model, DecoderModel):
             problems.append(f"train.precision {train.precision} is for the blocks of decoders; use bf16")
+        if train.precision in SHORT and isinstance(self.model, DecoderModel) and self.model.layers == 1:
+            problems.append(
+                f"train.precision {train.precision} leaves the first block in bf16, and model.layers is 1; use bf16"
+            )
         if reset_of(self.data) and not isinstance(self.model, DecoderModel):
             problems.append("data.reset is for model.kind decoder: other models are not told of documents; remove it")
         if self.layout.offload == "optimizer" and self.machines.device == "cpu":

@@ -154,7 +154,7 @@ def _activations(work: Work, grid: Grid, batch: Number, style: Style) -> tuple[N
     first = layers * kept * _in_flight(grid, batch) + once
     # The head is over when the first block goes backward, is computed again and makes its own gradients.
     making = tokens * style.kept_bytes * (work.inner + work.middle)
-    making += (style.kept_bytes + added) * work.block_parameters
+    making += (style.kept_bytes + added) * work.block_parameters * (work.middle > 0)  # others may have but one block
     again = np.where(by_rows, np.maximum(0, once + making + added * weights_of_head - head), once)
     last = layers * kept * np.where(grid.first_in_first_out, micro_batches(grid, batch), 1) + again + head
     at_the_end = (grid.pipeline == 1) | (last > first)

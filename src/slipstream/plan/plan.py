@@ -9,7 +9,6 @@ from slipstream.job import Job
 from slipstream.job.base import Section, refuse
 from slipstream.job.job import OFFLOAD_ON_CPU, refused_in_fp16
 from slipstream.job.models import DecoderModel, ResnetModel
-from slipstream.job.train import SHORT
 from slipstream.plan.fit import exchange_misfits, misfits, nearest_layouts
 from slipstream.plan.layout import Layout
 from slipstream.plan.machine import ANY_MACHINE, Machine
@@ -75,8 +74,8 @@ def make_plan(job: Job, machine: Machine, workers: int | None = None, layout: La
         raise ValueError(f"{layout.workers} workers need as many GPUs, and there are {there}; use --workers {there}")
     if device == "cpu" and layout.offload != "none" and machine != ANY_MACHINE:
         raise ValueError(OFFLOAD_ON_CPU)
-    if job.train.precision in SHORT and isinstance(job.model, DecoderModel):
-        _refuse_short(job, job.model, layout)
+    if job.train.precision in ("fp8", "fp8-rows") and isinstance(job.model, DecoderModel):
+        _refuse_uneven(job, job.model, layout)
     _refuse_algorithm(job, device, layout)
     precision = _precision(job, device, machine)
     by_itself = job.exchange.kind == "local" and layout.workers == 1
@@ -92,15 +91,8 @@ def make_plan(job: Job, machine: Machine, workers: int | None = None, layout: La
     )
 
 
-def _refuse_short(job: Job, model: DecoderModel, layout: Layout) -> None:
-    """Where products would silently stay in 16 bits: no GPU multiplies other sizes in fp8."""
-    if model.layers == 1:
-        raise ValueError(
-            f"train.precision {job.train.precision} leaves the first block in bf16, and there is only that one "
-            "(model.layers); use bf16"
-        )
-    if job.train.precision == "int8":
-        return
+def _refuse_uneven(job: Job, model: DecoderModel, layout: Layout) -> None:
+    """No GPU multiplies other sizes in fp8: they would silently stay in 16 bits."""
     keys = model.hidden // model.heads * (model.kv_heads or model.heads)
     found = {
         "model.hidden": model.hidden // layout.tensor,

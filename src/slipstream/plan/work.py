@@ -71,8 +71,8 @@ class Work:
     middle: Number = 0
     """Numbers for each token that the last product of the feed-forward part takes."""
     turned: Number = 0
-    """The same, of what rotary positions make: a compiler keeps it beside the whole projection, of which values are
-    a part."""
+    """Numbers for each token that rotary positions make: a compiler keeps them beside the whole projection, of which
+    values are a part."""
     matrices: tuple[Matrix, ...] = ()
     """What codecs make smaller: of all parameters those that are not biases, norms and the like."""
 

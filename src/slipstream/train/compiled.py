@@ -16,8 +16,9 @@ from slipstream.train.models.resnet import Resnet
 Forward = Callable[..., Any]
 _SHORT = 1e-4
 """Seconds after which a thread gives the interpreter to another one."""
-_SHAPES = 64
-"""Most shapes of a batch that are compiled for: a ramp goes through several, and judging has its own."""
+_SHAPES = 128
+"""Most shapes of a batch that are compiled for, of all kinds of blocks together: a ramp goes through several, and
+judging has its own."""
 
 
 _waking: list[Thread] = []

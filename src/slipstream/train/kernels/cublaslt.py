@@ -4,6 +4,7 @@ found by measuring once. Where rows are short (768), the first one is 8 to 10% s
 """
 
 import ctypes
+from contextlib import suppress
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from functools import cache
 from typing import Any
@@ -13,13 +14,15 @@ from torch import Tensor
 
 PLAIN, GELU, GELU_BACKWARD, BIAS = 1, 160, 192, 4
 """Of `cublasLtEpilogue_t`: nothing; GELU by tanh, what it takes being kept; times its derivative at what was kept; and,
-to be added to these, a bias before them."""
+to be added to GELU's, a bias before it."""
 _KEEPS = GELU & GELU_BACKWARD
 _BF16, _FP32, _SUMS_IN_FP32 = 14, 0, 68  # cudaDataType_t, cublasComputeType_t
 _TURN_LEFT, _EPILOGUE, _BIAS, _KEPT, _KEPT_WIDTH = 3, 7, 8, 11, 12  # cublasLtMatmulDescAttributes_t
 _WORKSPACE = 1  # cublasLtMatmulPreferenceAttributes_t
 _WORKSPACE_BYTES = 32 * 2**20
 _WAYS, _TRIES = 8, 3
+_EVEN, _ALIGNED = 8, 256
+"""Sizes are multiples of the first, and addresses, in bytes, of the second."""
 _ONE, _ZERO = c_float(1.0), c_float(0.0)
 
 
@@ -45,10 +48,13 @@ def _library() -> ctypes.CDLL | None:
         return None
 
 
-def takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether it is here and multiplies such tensors: bf16 on a GPU, in rows that begin at multiples of 16 bytes."""
-    fit = x.is_cuda and x.dtype == weight.dtype == torch.bfloat16 and _library() is not None
-    return fit and all(t.is_contiguous() and not (t.shape[0] | t.shape[1]) % 8 for t in (x, weight))
+def _takes(x: Tensor, weight: Tensor) -> bool:
+    """Whether it is here and multiplies such tensors: bf16 on a GPU, row after row, beginning where it expects."""
+    if not x.is_cuda or x.dtype != torch.bfloat16 or weight.dtype != x.dtype or _library() is None:
+        return False
+    return all(
+        t.is_contiguous() and not (t.shape[0] | t.shape[1]) % _EVEN and not t.data_ptr() % _ALIGNED for t in (x, weight)
+    )
 
 
 def _call(name: str, *values: Any) -> None:
@@ -57,9 +63,10 @@ def _call(name: str, *values: Any) -> None:
 
 
 @cache
-def _handle(_device: torch.device) -> c_void_p:
+def _handle(device: torch.device) -> c_void_p:
     handle = c_void_p()
-    _call("Create", byref(handle))
+    with torch.cuda.device(device):
+        _call("Create", byref(handle))
     return handle
 
 
@@ -79,8 +86,10 @@ def _layout(rows: int, columns: int) -> c_void_p:
 class _Product:
     """Of matrices of these sizes. To the library they are by columns, so that each is the transpose of ours."""
 
-    def __init__(self, columns: int, rows: int, inner: int, turned: bool, epilogue: int, device: torch.device) -> None:
-        self._device, self._says = device, c_void_p()
+    def __init__(
+        self, columns: int, rows: int, inner: int, turned: bool, epilogue: int, fixed: bool, device: torch.device
+    ) -> None:
+        self._fixed, self._device, self._says = fixed, device, c_void_p()
         _call("MatmulDescCreate", byref(self._says), _SUMS_IN_FP32, _FP32)
         self._say(_TURN_LEFT, c_int(turned))
         self._say(_EPILOGUE, c_int(epilogue))
@@ -88,22 +97,26 @@ class _Product:
             self._say(_KEPT_WIDTH, c_int64(columns))
         self._left = _layout(inner, columns) if turned else _layout(columns, inner)
         self._right, self._out = _layout(inner, rows), _layout(columns, rows)
-        self._best: _Way | None = None
+        self._best: list[_Way] | None = None
+        """One way, or none where the library has none; not known before the first product."""
 
     def _say(self, attribute: int, value: Any) -> None:
         _call("MatmulDescSetAttribute", self._says, attribute, byref(value), c_size_t(ctypes.sizeof(value)))
 
-    def run(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, kept: Tensor | None) -> None:
-        """Fill `out`."""
+    def run(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, kept: Tensor | None) -> bool:
+        """Fill `out`, and say whether there was a way to."""
         if bias is not None:
             self._say(_BIAS, c_void_p(bias.data_ptr()))
         if kept is not None:
             self._say(_KEPT, c_void_p(kept.data_ptr()))
         if self._best is None:
             ways = self._ways()
-            fixed = len(ways) == 1 or torch.are_deterministic_algorithms_enabled()
-            self._best = ways[0] if fixed else min(ways, key=lambda way: self._seconds(way, x, weight, out))
-        self._launch(self._best, x, weight, out)
+            if not self._fixed:
+                ways.sort(key=lambda way: self._seconds(way, x, weight, out))
+            self._best = ways[:1]
+        for way in self._best:
+            self._launch(way, x, weight, out)
+        return bool(self._best)
 
     def _launch(self, way: _Way, x: Tensor, weight: Tensor, out: Tensor) -> None:
         stream = torch.cuda.current_stream(self._device).cuda_stream
@@ -120,7 +133,8 @@ class _Product:
         _call("MatmulPreferenceCreate", byref(wish))
         _call("MatmulPreferenceSetAttribute", wish, _WORKSPACE, byref(c_size_t(_WORKSPACE_BYTES)), c_size_t(8))
         sizes = self._left, self._right, self._out, self._out
-        _call("MatmulAlgoGetHeuristic", _handle(self._device), self._says, *sizes, wish, _WAYS, found, byref(count))
+        with suppress(RuntimeError):  # not every GPU and version has every product
+            _call("MatmulAlgoGetHeuristic", _handle(self._device), self._says, *sizes, wish, _WAYS, found, byref(count))
         _call("MatmulPreferenceDestroy", wish)
         return [way for way in found[: count.value] if way.status == 0]
 
@@ -146,10 +160,14 @@ def multiply(
     epilogue: int = PLAIN,
     bias: Tensor | None = None,
     kept: Tensor | None = None,
-) -> Tensor:
-    """x [n, k] times the transpose of weight [m, k], or `turned` being false times weight [k, m]; all in bf16."""
+) -> Tensor | None:
+    """x [n, k] times the transpose of weight [m, k], or `turned` being false times weight [k, m]; all in bf16. None
+    where that cannot be had here, or not of such tensors."""
+    assert bias is None or epilogue == GELU, "no other takes one"
+    if not _takes(x, weight):
+        return None
     columns = weight.shape[0] if turned else weight.shape[1]
     out = torch.empty((len(x), columns), dtype=x.dtype, device=x.device)
-    product = _product(columns, *x.shape, turned, epilogue | (BIAS if bias is not None else 0), x.device)
-    product.run(x, weight, out, bias, kept)
-    return out
+    fixed = torch.are_deterministic_algorithms_enabled()
+    product = _product(columns, *x.shape, turned, epilogue | (BIAS if bias is not None else 0), fixed, x.device)
+    return out if product.run(x, weight, out, bias, kept) else None

@@ -21,19 +21,21 @@ _aten: Any = torch.ops.aten
 @torch.library.custom_op("slipstream::linear_gelu", mutates_args=())
 def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """GELU of x [n, in] through a linear layer, and what it was taken of."""
-    if not cublaslt.takes(x, weight):
-        before = F.linear(x, weight, bias)
-        return F.gelu(before, approximate="tanh"), before
     before = x.new_empty(len(x), len(weight))
-    return cublaslt.multiply(x, weight, True, cublaslt.GELU, bias, before), before
+    made = cublaslt.multiply(x, weight, True, cublaslt.GELU, bias, before)
+    if made is None:
+        before = F.linear(x, weight, bias)
+        made = F.gelu(before, approximate="tanh")
+    return made, before
 
 
 @torch.library.custom_op("slipstream::gelu_backward", mutates_args=())
 def _gelu_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> Tensor:
     """The gradient of what GELU was taken of [n, in], by that of the next layer [n, out], whose weight is [out, in]."""
-    if not cublaslt.takes(gradient, weight):
-        return _aten.gelu_backward(gradient @ weight, before, approximate="tanh")  # type: ignore[no-any-return]
-    return cublaslt.multiply(gradient, weight, False, cublaslt.GELU_BACKWARD, kept=before)
+    made = cublaslt.multiply(gradient, weight, False, cublaslt.GELU_BACKWARD, kept=before)
+    if made is None:
+        made = _aten.gelu_backward(gradient @ weight, before, approximate="tanh")
+    return made
 
 
 _linear_gelu.register_fake(lambda x, weight, _: (x.new_empty(len(x), len(weight)), x.new_empty(len(x), len(weight))))

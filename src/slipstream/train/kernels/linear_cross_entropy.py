@@ -57,9 +57,8 @@ def _by_rows(hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype
 
 
 def _scores(hidden: Tensor, weight: Tensor) -> Tensor:
-    if cublaslt.takes(hidden, weight):
-        return cublaslt.multiply(hidden, weight, turned=True)
-    return hidden @ weight.mT
+    made = cublaslt.multiply(hidden, weight, turned=True)
+    return hidden @ weight.mT if made is None else made
 
 
 def _overwrite(scores: Tensor, targets: Tensor) -> Tensor:

@@ -31,8 +31,8 @@ def shorten_products(blocks: Sequence[nn.Module], plan: Plan) -> None:
     the table and the head stay as they are: they are a small part of the time, and more depends on their digits.
 
     So does the first block. What it gets wrong all others build upon: of llama-1b's gradients after 300 steps on text
-    2.6% (by their norm) were error with every block in fp8, 2.2% with the first alone, 0.6% without the first and last,
-    0.1% with the last alone."""
+    2.6% (by their norm) were error with every block in fp8, and 0.6% without the first and the last; forward alone in
+    fp8 made it 2.2% in the first block and 0.1% in the last."""
     linear = SHORT.get(plan.precision)
     if linear is None:
         return

@@ -18,11 +18,12 @@ class FoldedFeedForward(FeedForward):
 
 
 def fold_activations(blocks: Iterable[nn.Module], plan: Plan) -> None:
-    """Let blocks that are compiled for a GPU do so. What the products keep cannot be computed again then, so not where
-    that is wanted."""
+    """Fold the activation of blocks that are compiled for a GPU. What the products keep cannot be computed again then,
+    so not where that is wanted."""
     if plan.device != "cuda" or plan.precision != "bf16" or plan.layout.recompute == "selective":
         return
     for block in blocks:
         for part in block.modules():
             if type(part) is FeedForward and part.gate is None:
+                assert not part.dropout.p, "blocks with dropout are not compiled"
                 part.__class__ = FoldedFeedForward
