@@ -4,6 +4,7 @@ import multiprocessing as mp
 import os
 import zlib
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -53,6 +54,7 @@ def serve(rank: int, store: str, results: Any) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=max(WORKERS))
+    patch("slipstream.train.exchange.adding.links.SEGMENT", 2**17).start()  # so that few numbers are several segments
     found: dict[Case, tuple[int, int]] = {}
     try:
         for workers in WORKERS:

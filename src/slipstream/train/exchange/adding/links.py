@@ -9,8 +9,9 @@ from torch import Tensor
 
 from slipstream.train.exchange.adding.base import Pending
 
-SEGMENT = 2**19
-"""Bytes of a message, at most: while one is added the next ones travel."""
+SEGMENT = 2**21
+"""Bytes of a message, at most: while one is added the next ones travel. Each costs a few threads' waking, and over a
+long link TCP learns from long messages alone how quick it is; so there are few."""
 _TAG = 7000
 
 

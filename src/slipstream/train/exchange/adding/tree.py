@@ -2,7 +2,7 @@
 
 A worker that is an inner node of one tree is a leaf of the other, so that all send and receive alike and links are used
 in both directions (Sanders, Speck and Träff 2009; NCCL's trees). Segments follow each other through a tree: while later
-ones climb, earlier ones come down.
+ones climb, earlier ones come down. A small tensor takes one tree: half as many messages.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,14 @@ from slipstream.train.exchange.adding.base import Pending
 from slipstream.train.exchange.adding.links import Links, segments, wait_for
 
 
+SMALL = 2**18
+"""Bytes up to which a tensor takes one tree."""
+
+
 def tree(flat: Tensor, links: Links) -> None:
     """2 log₂ p steps; twice the tensor over each worker's links."""
-    halves = enumerate(torch.tensor_split(flat, 2))
-    flows = [_Flow(half, links, place_in_tree(number, links.rank, links.size), number) for number, half in halves]
+    parts = enumerate(torch.tensor_split(flat, 1 if flat.nbytes <= SMALL else 2))
+    flows = [_Flow(part, links, place_in_tree(number, links.rank, links.size), number) for number, part in parts]
     # Whatever a segment waits for stands earlier in the timetables of all workers: they never wait in a circle.
     timetable = sorted(line for flow in flows for line in flow.timetable())
     for _, number, segment, down in timetable:
@@ -73,12 +77,12 @@ def _parent(name: int, size: int) -> int | None:
 
 
 class _Flow:
-    """One tree's half of the tensor, at one worker."""
+    """One tree's part of the tensor, at one worker."""
 
-    def __init__(self, half: Tensor, links: Links, place: Place, number: int) -> None:
+    def __init__(self, part: Tensor, links: Links, place: Place, number: int) -> None:
         self._links, self._place, self._number = links, place, number
-        self._own = segments(half)
-        self._others = [segments(torch.empty_like(half)) for _ in place.children]
+        self._own = segments(part)
+        self._others = [segments(torch.empty_like(part)) for _ in place.children]
         self._climbing = [
             [links.receive(segment, child, number) for segment in other]
             for child, other in zip(place.children, self._others, strict=True)
