@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from slipstream.train.exchange.adding import ALGORITHMS
+from slipstream.train.exchange.adding.hierarchical import place_in_levels
 from slipstream.train.exchange.adding.links import Links, PointToPoint
 from slipstream.train.exchange.adding.tree import place_in_tree
 
@@ -116,3 +117,17 @@ def test_every_worker_is_an_inner_node_of_one_tree_at_most(size: int) -> None:
                 assert tree[child].height < place.height and tree[child].down == place.down + 1
         assert sum(len(place.children) for place in tree) == size - 1
     assert not any(first.children and second.children for first, second in zip(*trees, strict=True))
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=30))
+def test_machines_stand_in_rows_below_the_trees(nodes: list[int]) -> None:
+    for number in (0, 1):
+        places = [place_in_levels(number, rank, tuple(nodes)) for rank in range(len(nodes))]
+        assert sum(place.parent is None for place in places) == 1
+        assert sum(len(place.children) for place in places) == len(nodes) - 1
+        for rank, place in enumerate(places):
+            for child in place.children:
+                assert places[child].parent == rank
+                assert places[child].height < place.height and places[child].down == place.down + 1
+        between = [rank for rank, place in enumerate(places) if any(nodes[rank] != nodes[c] for c in place.children)]
+        assert all(nodes.index(nodes[rank]) == rank for rank in between), "only the first of a machine"

@@ -15,14 +15,24 @@ from slipstream.train.exchange.adding.base import Pending
 from slipstream.train.exchange.adding.links import Links, segments, wait_for
 
 
-SMALL = 2**18
+_SMALL = 2**18
 """Bytes up to which a tensor takes one tree."""
 
 
 def tree(flat: Tensor, links: Links) -> None:
     """2 log₂ p steps; twice the tensor over each worker's links."""
-    parts = enumerate(torch.tensor_split(flat, 1 if flat.nbytes <= SMALL else 2))
-    flows = [_Flow(part, links, place_in_tree(number, links.rank, links.size), number) for number, part in parts]
+    add_up(flat, links, [place_in_tree(number, links.rank, links.size) for number in trees_for(flat)])
+
+
+def trees_for(flat: Tensor) -> range:
+    """Their numbers."""
+    return range(1 if flat.nbytes <= _SMALL else 2)
+
+
+def add_up(flat: Tensor, links: Links, places: list["Place"]) -> None:
+    """Through as many trees as this worker has places."""
+    parts = enumerate(torch.tensor_split(flat, len(places)))
+    flows = [_Flow(part, links, places[number], number) for number, part in parts]
     # Whatever a segment waits for stands earlier in the timetables of all workers: they never wait in a circle.
     timetable = sorted(line for flow in flows for line in flow.timetable())
     for _, number, segment, down in timetable:
