@@ -1,8 +1,9 @@
 """Ways of adding up gradients, over links that are quick or long: ours, gloo's own, and which of them `auto` takes.
 
 Hosts are network namespaces of this machine (`network.py`). Sides take turns at every size; all workers begin at the
-same moment, and a sum has taken as long as the last of them. `auto` runs the code of what it chooses, so its figure is
-that side's.
+same moment, and a sum has taken as long as the last of them; the median of the rounds counts, and half of them lie
+between the quartiles. `auto` runs the code of what it chooses, so its figure is that side's; it has tried what it takes
+for a run whose buckets have these sizes.
 """
 
 import argparse
@@ -23,8 +24,8 @@ from slipstream.fleet.workers import KEEP_MEMORY
 
 SIDES = ("gloo", "ring", "tree", "halving-doubling", "hierarchical")
 KB, MB = 2**10, 2**20
-MOST = 60
-"""Rounds."""
+LEAST, MOST = 5, 100
+"""Rounds of each side: with fewer, the best is whichever was lucky."""
 RATIOS = ("auto_to_best", "auto_to_best_by_best_rounds", "auto_to_gloo", "ring_to_tree")
 
 
@@ -103,7 +104,7 @@ def work(case: Case, rank: int, network: Network, store: str, meeting: Meeting, 
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=len(case.nodes))
     known = measure_network(case.nodes)
     began = time.monotonic()
-    known = known.model_copy(update={"sums": time_ways(known, ALGORITHMS, max(case.sizes))})
+    known = known.model_copy(update={"sums": time_ways(known, ALGORITHMS, case.sizes)})
     took = time.monotonic() - began
     chosen = {size: choose(size, case.nodes, known) for size in case.sizes}
     seconds: dict[int, dict[str, list[float]]] = {}
@@ -135,7 +136,8 @@ def _turns(case: Case, seconds: dict[str, list[float]]) -> Iterator[str]:
     """A first round to warm up, then those that count: all workers know how long it took."""
     yield from case.sides
     once = sum(times.pop() for times in seconds.values())
-    yield from alternate(case.sides, max(1, min(MOST, int(case.seconds / once))))
+    least = LEAST if case.seconds else 1
+    yield from alternate(case.sides, max(least, min(MOST, int(case.seconds / once))))
 
 
 def _time(adder: Any, flat: Any, rank: int, meeting: Meeting) -> float:
@@ -163,6 +165,7 @@ def summarise(case: Case, found: dict[str, Any]) -> list[dict[str, Any]]:
                 "case": str(case),
                 "bytes": size,
                 "seconds": {side: round(value, 6) for side, value in median.items()},
+                "quartiles": {side: [round(value, 6) for value in quartiles(each)] for side, each in times.items()},
                 "best_round": {side: round(value, 6) for side, value in best.items()},
                 "rounds": len(times["gloo"]),
                 "auto": chosen,
@@ -172,11 +175,16 @@ def summarise(case: Case, found: dict[str, Any]) -> list[dict[str, Any]]:
                 "ring_to_tree": round(median["ring"] / median["tree"], 3),
                 "latency": found["network"]["latency"],
                 "bandwidth": found["network"]["bandwidth"],
-                "tried": {way: tried.get(size) for way, tried in found["network"]["sums"].items()},
+                "tried": found["network"]["sums"],
                 "trying": round(found["trying"], 2),
             }
         )
     return rows
+
+
+def quartiles(times: list[float]) -> tuple[float, float]:
+    ordered = sorted(times)
+    return ordered[len(times) // 4], ordered[3 * len(times) // 4]
 
 
 def show_case(case: Case, rows: list[dict[str, Any]]) -> None:
@@ -184,12 +192,12 @@ def show_case(case: Case, rows: list[dict[str, Any]]) -> None:
     links = f"{first['latency'] * 1e3:.2f} ms, {first['bandwidth'] / 1e6:.0f} MB/s"
     console.print(f"measured at the start: {links}; ways were tried for {first['trying']:.1f} s")
     show(
-        f"{case}: ms of a sum, the median of some rounds",
+        f"{case}: ms of a sum, the median of some rounds (and what lies between the quartiles, as a part of it)",
         ["size", *case.sides, "rounds", "auto takes", "best / auto", "by best rounds", "gloo / auto", "ring / tree"],
         [
             [
                 f"{row['bytes'] // KB} KB" if row["bytes"] < MB else f"{row['bytes'] // MB} MB",
-                *(f"{row['seconds'][side] * 1e3:.1f}" for side in case.sides),
+                *(f"{row['seconds'][side] * 1e3:.1f} ({_spread(row, side):.0%})" for side in case.sides),
                 str(row["rounds"]),
                 row["auto"],
                 *(f"{row[name]:.2f}" for name in RATIOS),
@@ -197,6 +205,11 @@ def show_case(case: Case, rows: list[dict[str, Any]]) -> None:
             for row in rows
         ],
     )
+
+
+def _spread(row: dict[str, Any], side: str) -> float:
+    low, high = row["quartiles"][side]
+    return float((high - low) / row["seconds"][side])
 
 
 def main() -> None:

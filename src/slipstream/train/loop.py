@@ -55,7 +55,7 @@ def train(
         torch.manual_seed(job.seed)
         plain = build_to_split(job, dataset.facts, world.device, weight_dtype(plan))
         parameters = sum(weight.numel() for weight in plain.parameters())
-        plan = know_network(job, plan, run, world, parameters * weight_dtype(plan).itemsize)
+        plan = know_network(job, plan, run, world, list(plain.parameters()))
         trial = Trial(plain, job, plan, dataset, world.device)
         here = (Served if isinstance(job.exchange, Server) else Learner)(job, plan, world, pulse, plain, dataset)
         model, batches, timeline = here.model, here.batches, here.batches.timeline

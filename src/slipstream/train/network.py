@@ -4,7 +4,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipstream.job import Job
 from slipstream.job.exchange import Summing
@@ -13,6 +13,7 @@ from slipstream.runs import RunFolder, write_yaml
 from slipstream.train.exchange.adding import ALGORITHMS
 from slipstream.train.exchange.adding.links import Links, segments, wait_for
 from slipstream.train.exchange.adding.timing import time_ways
+from slipstream.train.exchange.allreduce import fill_buckets
 from slipstream.train.nodes import nodes_of
 from slipstream.train.world import World
 
@@ -21,8 +22,8 @@ _LARGE = 2**21
 _ROUNDS = 6
 
 
-def know_network(job: Job, plan: Plan, run: RunFolder, world: World, model: int) -> Plan:
-    """The plan with what the exchange of a model of so many bytes must know of the network. It is learned once, and
+def know_network(job: Job, plan: Plan, run: RunFolder, world: World, weights: list[nn.Parameter]) -> Plan:
+    """The plan with what the exchange of these weights' gradients must know of the network. It is learned once, and
     kept in the run's plan."""
     setting = job.exchange
     if not isinstance(setting, Summing) or setting.algorithm not in ("auto", "hierarchical"):
@@ -31,7 +32,8 @@ def know_network(job: Job, plan: Plan, run: RunFolder, world: World, model: int)
         return plan
     network = measure(nodes_of(world.size))
     if setting.algorithm == "auto" and setting.codec is None and network.latency:
-        sums = time_ways(network, ALGORITHMS, min(setting.bucket, model))
+        buckets = fill_buckets(weights, setting.bucket, lambda _: False)
+        sums = time_ways(network, ALGORITHMS, [sum(weight.nbytes for weight in bucket) for bucket in buckets])
         network = network.model_copy(update={"sums": sums})
     plan = plan.model_copy(update={"network": network})
     if world.rank == 0:

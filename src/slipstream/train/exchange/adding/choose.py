@@ -20,10 +20,10 @@ _ASKS = 2.1
 """Latencies of a step of gloo's ring: it asks at each whether the other is ready to receive."""
 _AT_ONCE = 2**22
 """Bytes of a part that gloo's ring sends in one step; more take more steps."""
+_WINDOW = 2.5e6
+"""Bytes that TCP has under way on one connection, with Linux's usual buffers (4 MB, with what it notes down itself)."""
 _WORTH = 3.0
 """How many times longer than the quickest a way may take by the model, to be tried."""
-_LONG = 0.003
-"""Latency from which on a link is long: it takes TCP some times as much until a connection that was idle is fast."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ class Cost:
     """Each takes a latency."""
     sent: float
     """Bytes."""
-    cold: float
-    """How much slower they travel over long links, because connections start slowly: a ring keeps to one."""
+    narrow: float
+    """Of them, those that take one connection at a time: what is more than a window in each step waits for answers."""
     handling: float
     """Seconds for each byte more than in gloo, where no message passes through Python or lies before it is added."""
 
     def seconds(self, latency: float, bandwidth: float) -> float:
         """On these links."""
-        travelling = self.sent / bandwidth * (self.cold if latency > _LONG else 1.0)
-        return self.steps * latency + travelling + self.sent * self.handling
+        waiting = max(0.0, self.narrow / _WINDOW - self.steps) * 2 * latency
+        return self.steps * latency + max(self.sent / bandwidth, waiting) + self.sent * self.handling
 
 
 def choose(size: int, nodes: Sequence[int], network: Network | None) -> str:
@@ -50,7 +50,7 @@ def choose(size: int, nodes: Sequence[int], network: Network | None) -> str:
     if network is None or not network.latency or len(set(nodes)) == 1:
         return "backend"
     expected = _expected(size, nodes, network)
-    found = {name: expected[name] * _factor(name, size, network) for name in network.sums} or expected
+    found = {name: expected[name] * _factor(name, size, network) for name in _tried_near(size, network)} or expected
     return min(found, key=lambda name: found[name])
 
 
@@ -65,6 +65,13 @@ def _expected(size: int, nodes: Sequence[int], network: Network) -> dict[str, fl
     return {name: cost(size, nodes).seconds(network.latency, network.bandwidth) for name, cost in COSTS.items()}
 
 
+def _tried_near(size: int, network: Network) -> list[str]:
+    """The ways that were tried at the size nearest to this: another may have been right to leave out there."""
+    tried = {each for sizes in network.sums.values() for each in sizes}
+    nearest = min(tried, key=lambda each: abs(math.log(each / size)), default=None)
+    return [name for name, sizes in network.sums.items() if nearest in sizes]
+
+
 def _factor(name: str, size: int, network: Network) -> float:
     """How many times longer a way took than it should by the model; between two sizes that were tried, in between."""
     tried = sorted(network.sums[name])
@@ -74,34 +81,36 @@ def _factor(name: str, size: int, network: Network) -> float:
 
 def _backend(size: int, nodes: Sequence[int]) -> Cost:
     workers = len(nodes)
-    steps = 2 * (workers - 1) * max(1.0, size / workers / _AT_ONCE)
-    return Cost(_ASKS * steps, 2 * (workers - 1) / workers * size, cold=1.0, handling=0.0)
+    steps, sent = 2 * (workers - 1) * max(1.0, size / workers / _AT_ONCE), 2 * (workers - 1) / workers * size
+    return Cost(_ASKS * steps, sent, narrow=sent, handling=0.0)
 
 
 def _ring(size: int, nodes: Sequence[int]) -> Cost:
     """Only steps between machines take their time."""
     workers = len(nodes)
     between = sum(nodes[rank] != nodes[rank - 1] for rank in range(workers)) / workers
-    return Cost(2 * (workers - 1) * between, 2 * (workers - 1) / workers * size, cold=1.0, handling=5e-9)
+    sent = 2 * (workers - 1) / workers * size
+    return Cost(2 * (workers - 1) * between, sent, narrow=sent, handling=1e-9)
 
 
 def _tree(size: int, nodes: Sequence[int]) -> Cost:
-    return Cost(2 * (len(nodes).bit_length() - 1), 2 * size, cold=1.7, handling=2.5e-9)
+    return Cost(2 * (len(nodes).bit_length() - 1), 2 * size, narrow=size / 2, handling=1e-9)
 
 
 def _halving_doubling(size: int, nodes: Sequence[int]) -> Cost:
     doublings = len(nodes).bit_length() - 1
     extra = 2 * (len(nodes) != 2**doublings)
+    steps, sent = 2 * doublings + extra, (2 * (1 - 0.5**doublings) + extra) * size
     if size <= SMALL:
-        return Cost(doublings + extra, (doublings + extra) * size, cold=1.0, handling=6e-9)
-    return Cost(2 * doublings + extra, (2 * (1 - 0.5**doublings) + extra) * size, cold=1.4, handling=6e-9)
+        steps, sent = doublings + extra, (doublings + extra) * size
+    return Cost(steps, sent, narrow=sent, handling=2e-9)
 
 
 def _hierarchical(size: int, nodes: Sequence[int]) -> Cost:
     """Two trees between machines; inside them bytes are only handled. No choice where each worker has its own."""
     machines = len(set(nodes))
     steps = 2 * (machines.bit_length() - 1) if machines < len(nodes) else float("inf")
-    return Cost(steps, 2 * size, cold=1.7, handling=5e-9)
+    return Cost(steps, 2 * size, narrow=size / 2, handling=1e-9)
 
 
 COSTS: dict[str, Callable[[int, Sequence[int]], Cost]] = {

@@ -1,12 +1,15 @@
 """How long the ways of adding up really take between these machines: tried once, when a run first starts.
 
 A model knows little of what else decides: how TCP starts, how many connections a switch bears, which processor hands
-over the messages. Sizes are few, and ways that by the model are far behind are left out: it takes as long as a few
-steps.
+over the messages. So the run's own buckets are tried, the largest first: TCP learns from them how quick a link is, and
+later ones find it as they will in training. At each size the ways that may be the quickest by the model go in turn, and
+one that falls behind by more than chance drops out: the time goes to those that are close.
 """
 
+import math
 import statistics
 import time
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -15,68 +18,112 @@ from slipstream.plan import Network
 from slipstream.train.exchange.adding.backend import Backend
 from slipstream.train.exchange.adding.base import Adder
 from slipstream.train.exchange.adding.choose import worth_trying
-from slipstream.train.exchange.adding.links import Algorithm, Links, PointToPoint
+from slipstream.train.exchange.adding.links import Algorithm, Links, PointToPoint, wait_for
 
-_SIZES = tuple(2**10 * 4**power for power in range(8))
-"""Bytes: 1 KB to 16 MB."""
-_SECONDS = 0.6
-"""For the rounds of a size, about."""
-_BEHIND = 1.5
-"""How many times longer than the quickest a way may take, to be tried once more."""
-_LONG = 2.5
-"""Seconds of a first round that is not followed by another: it counts itself."""
-_MOST = 60
-"""Rounds: over quick links some ways differ by less than one round from the next."""
-_IN_A_ROW, _QUICK = 4, 0.05
-"""So many sums follow each other, where one takes no more seconds than this."""
-_PATIENCE = 5.0
-"""Seconds that a size may take by the model, all ways together, to be tried."""
+_ALIKE = 1.1
+"""A bucket goes by a larger one that by the model takes each way less than this factor longer."""
+_MOST_SIZES = 6
+_LARGEST, _PATIENCE = 2**24, 2.5
+"""Bytes, and seconds that all ways together may take by the model; a bucket that is more goes by a smaller one."""
+_LEAST, _SECONDS = 3, 1.0
+"""Rounds, and seconds of sums, until the quickest counts, unless one way alone is left before."""
+_FAR, _BEHIND = 2.0, 0.5
+"""A way drops out that takes so many times as long as the quickest in the first round; then, by how much longer, over
+the root of the rounds so far."""
+_IN_A_ROW, _QUICK = 4, 0.005
+"""So many sums follow each other, as buckets do, where one should take no more seconds than this."""
 
 
-def time_ways(network: Network, ways: dict[str, Algorithm], largest: int) -> dict[str, dict[int, float]]:
-    """Seconds by way and size, for the sizes of buckets up to about `largest`. All workers must call it."""
+def time_ways(network: Network, ways: dict[str, Algorithm], buckets: Iterable[int]) -> dict[str, dict[int, float]]:
+    """Seconds by way and size, for buckets of so many bytes. All workers must call it."""
     group = dist.group.WORLD
-    assert group is not None, "there are several workers"
+    assert group is not None and network.latency, "there are several workers, and links between them"
     links = Links(group, network.nodes)
     adders: dict[str, Adder] = {name: PointToPoint(way, links) for name, way in ways.items()}
     adders["backend"] = Backend(group)
+    sizes = sizes_to_try(buckets, network)
+    for adder in adders.values():  # connections are made, memory is taken, TCP learns
+        adder.start(torch.zeros(sizes[0] // 4)).wait()
+    meeting = _Meeting(links, network.latency)
     found: dict[str, dict[int, float]] = {}
-    for size in (size for size in _SIZES if size < 3 * largest):
+    for size in sizes:
         worth = worth_trying(size, network)
-        if sum(worth.values()) > _PATIENCE:
-            break
-        for name, seconds in _typical({name: adders[name] for name in worth}, size).items():
+        in_a_row = _IN_A_ROW if min(worth.values()) < _QUICK else 1
+        for name, seconds in _race({name: adders[name] for name in worth}, size, in_a_row, meeting).items():
             found.setdefault(name, {})[size] = seconds
     return found
 
 
-def _typical(adders: dict[str, Adder], size: int) -> dict[str, float]:
-    """Seconds of each, the median of some rounds. The first one makes connections, and counts only where it is long."""
+def sizes_to_try(buckets: Iterable[int], network: Network) -> list[int]:
+    """Few that stand for all, the largest first."""
+    sizes: list[int] = []
+    for size in sorted({_affordable(bucket, network) for bucket in buckets}, reverse=True):
+        if not sizes or not _alike(size, sizes[-1], network):
+            sizes.append(size)
+    return sizes[:_MOST_SIZES]
+
+
+def _affordable(size: int, network: Network) -> int:
+    while size > _LARGEST or sum(worth_trying(size, network).values()) > _PATIENCE:
+        size //= 2
+    return size
+
+
+def _alike(size: int, larger: int, network: Network) -> bool:
+    shorter, longer = worth_trying(size, network), worth_trying(larger, network)
+    return shorter.keys() == longer.keys() and all(longer[name] < _ALIKE * shorter[name] for name in longer)
+
+
+def _race(adders: dict[str, Adder], size: int, in_a_row: int, meeting: "_Meeting") -> dict[str, float]:
+    """Seconds of a sum by each, the median of its rounds."""
     flat = torch.zeros(size // 4)
-    first = _round(adders, flat, 1)
-    if sum(first.values()) > _LONG:
-        return first
-    repeats = _IN_A_ROW if max(first.values()) < _QUICK else 1
     times: dict[str, list[float]] = {name: [] for name in adders}
-    left, spent = adders, 0.0
-    while spent < _SECONDS and len(times[next(iter(left))]) < _MOST:
-        for name, seconds in _round(left, flat, repeats).items():
-            times[name].append(seconds)
-            spent += seconds * repeats
-        best = min(statistics.median(times[name]) for name in left)
-        left = {name: adder for name, adder in left.items() if statistics.median(times[name]) < _BEHIND * best}
+    left, rounds, spent = list(adders), 0, 0.0
+    while len(left) > 1 and (rounds < _LEAST or spent < _SECONDS):
+        for name in left:
+            took = meeting.time(adders[name], flat, in_a_row)
+            times[name].append(took / in_a_row)
+            spent += took
+        rounds += 1
+        left = _close(times, left, _FAR if rounds == 1 else 1 + _BEHIND / math.sqrt(rounds))
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def _round(adders: dict[str, Adder], flat: torch.Tensor, repeats: int) -> dict[str, float]:
-    """Seconds of a sum by each, as all workers know it: the mean of theirs, for a barrier does not let them go at the
-    same time; and several sums follow each other, as buckets do."""
-    times = torch.zeros(len(adders), dtype=torch.float64)
-    for number, adder in enumerate(adders.values()):
-        dist.barrier()
+def _close(times: dict[str, list[float]], left: list[str], behind: float) -> list[str]:
+    """Those whose best round, for a bad one may be chance, is less behind the quickest; in the reverse order, so that
+    what one leaves behind for the next falls on all alike."""
+    limit = behind * min(statistics.median(times[name]) for name in left)
+    return [name for name in reversed(left) if min(times[name]) <= limit]
+
+
+class _Meeting:
+    """Where workers say at the first one how long they took, and begin at the same time. (A barrier lets some go before
+    others have heard of it; over a long link, by as much as a sum takes.)"""
+
+    def __init__(self, links: Links, latency: float) -> None:
+        self._links = links
+        self._wait = latency if links.nodes[links.rank] == links.nodes[0] else 0.0
+        self._agree(0.0, max)
+
+    def time(self, adder: Adder, flat: torch.Tensor, in_a_row: int) -> float:
+        """Seconds of some sums, as all workers know them: until the last is done. Where sums are quick, the mean,
+        because not even here do workers begin at quite the same time."""
         began = time.perf_counter()
-        for _ in range(repeats):
+        for _ in range(in_a_row):
             adder.start(flat).wait()
-        times[number] = (time.perf_counter() - began) / repeats
-    dist.all_reduce(times)
-    return dict(zip(adders, (times / dist.get_world_size()).tolist(), strict=True))
+        return self._agree(time.perf_counter() - began, max if in_a_row == 1 else statistics.fmean)
+
+    def _agree(self, own: float, on: Callable[[list[float]], float]) -> float:
+        """On something made of what all have."""
+        links, others = self._links, range(1, self._links.size)
+        said = torch.full((links.size, 1), own, dtype=torch.float64)
+        if links.rank == 0:
+            wait_for([links.receive(said[other], other) for other in others])
+            said.fill_(on(said.flatten().tolist()))
+            wait_for([links.send(said[other], other) for other in others])
+        else:
+            heard = links.receive(said[0], 0)
+            links.send(said[links.rank], 0).wait()
+            heard.wait()
+        time.sleep(self._wait)  # until those on other machines have heard
+        return said[0].item()

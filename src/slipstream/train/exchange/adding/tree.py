@@ -14,7 +14,6 @@ from torch import Tensor
 from slipstream.train.exchange.adding.base import Pending
 from slipstream.train.exchange.adding.links import Links, segments, wait_for
 
-
 _SMALL = 2**18
 """Bytes up to which a tensor takes one tree."""
 
