@@ -25,7 +25,7 @@ _ALIKE = 1.1
 _MOST_SIZES = 6
 _LARGEST, _PATIENCE = 2**24, 2.5
 """Bytes, and seconds that all ways together may take by the model; a bucket that is more goes by a smaller one."""
-_LEAST, _SECONDS = 3, 1.0
+_LEAST, _SECONDS = 3, 1.5
 """Rounds, and seconds of sums, until the quickest counts, unless one way alone is left before."""
 _FAR, _BEHIND = 2.0, 0.5
 """A way drops out that takes so many times as long as the quickest in the first round; then, by how much longer, over
@@ -90,10 +90,10 @@ def _race(adders: dict[str, Adder], size: int, in_a_row: int, meeting: "_Meeting
 
 
 def _close(times: dict[str, list[float]], left: list[str], behind: float) -> list[str]:
-    """Those whose best round, for a bad one may be chance, is less behind the quickest; in the reverse order, so that
-    what one leaves behind for the next falls on all alike."""
-    limit = behind * min(statistics.median(times[name]) for name in left)
-    return [name for name in reversed(left) if min(times[name]) <= limit]
+    """Those that are less behind the quickest, by the better half of their rounds, for one bad round may be chance; in
+    the reverse order, so that what one leaves behind for the next falls on all alike."""
+    typical = {name: statistics.median_low(times[name]) for name in left}
+    return [name for name in reversed(left) if typical[name] <= behind * min(typical.values())]
 
 
 class _Meeting:
