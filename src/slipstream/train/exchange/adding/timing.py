@@ -79,7 +79,7 @@ def _race(adders: dict[str, Adder], size: int, in_a_row: int, meeting: "_Meeting
     flat = torch.zeros(size // 4)
     times: dict[str, list[float]] = {name: [] for name in adders}
     left, rounds, spent = list(adders), 0, 0.0
-    while len(left) > 1 and (rounds < _LEAST or spent < _SECONDS):
+    while not rounds or (len(left) > 1 and (rounds < _LEAST or spent < _SECONDS)):
         for name in left:
             took = meeting.time(adders[name], flat, in_a_row)
             times[name].append(took / in_a_row)
