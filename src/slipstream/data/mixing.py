@@ -77,13 +77,13 @@ class MixedOrder:
         positions = np.arange(start, start + count)
         blocks, inside = np.divmod(positions, BLOCK)
         made = np.empty(count, np.int64)
-        for block in np.unique(blocks).tolist():
+        for block in range(start // BLOCK, (start + count - 1) // BLOCK + 1):
             here = np.flatnonzero(blocks == block)
             parts, ranks = (values[inside[here]] for values in _block(self, block))
-            for number in np.unique(parts).tolist():
-                mine = parts == number
-                found = self.orders[number].at(block * self.shares[number] + ranks[mine])
-                made[here[mine]] = found + self._first(number)
+            for number, order in enumerate(self.orders):
+                if (mine := parts == number).any():
+                    found = order.at(block * self.shares[number] + ranks[mine])
+                    made[here[mine]] = found + self._first(number)
         return made
 
     def window(self, position: int) -> range:

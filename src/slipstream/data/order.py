@@ -31,12 +31,17 @@ def _feistel(values: _Words, size: int, keys: list[int]) -> _Words:
     """A permutation of range(rows · columns): in turn, each half is moved by an amount that the other half decides."""
     rows = math.isqrt(size - 1) + 1
     columns = -(-size // rows)
-    halves = [values // np.uint64(columns), values % np.uint64(columns)]
+    halves = [values // np.uint64(columns), _rest(values, columns)]
     for number, key in enumerate(keys):
-        moved, length = number % 2, np.uint64((rows, columns)[number % 2])
+        moved, length = number % 2, (rows, columns)[number % 2]
         move = _mix(halves[1 - moved] ^ np.uint64(key)) >> np.uint64(1)
-        halves[moved] = (halves[moved] + move) % length
+        halves[moved] = _rest(halves[moved] + move, length)
     return halves[0] * np.uint64(columns) + halves[1]
+
+
+def _rest(values: _Words, divisor: int) -> _Words:
+    """What a division leaves. numpy divides many words at once, but takes `%` of one after the other."""
+    return values - values // np.uint64(divisor) * np.uint64(divisor)
 
 
 def _mix(values: _Words) -> _Words:
@@ -111,7 +116,7 @@ class Order:
         """Dataset numbers of the training samples at these positions of the run."""
         epochs, places = np.divmod(positions, self.training)
         slots = np.empty_like(places)
-        for epoch in np.unique(epochs):
+        for epoch in range(int(epochs.min()), int(epochs.max()) + 1):
             here = epochs == epoch
             slots[here] = self._shuffled(places[here], f"epoch {epoch}")
         if self.together == 1:
@@ -135,19 +140,23 @@ class Order:
         size = self.window_size
         windows, inside = np.divmod(places, size)
         mixed = np.empty_like(places)
-        for window in np.unique(windows):
-            here, first = windows == window, int(window) * size
+        for window in range(int(windows.min()), int(windows.max()) + 1):
+            here, first = windows == window, window * size
             length = min(size, self.training - first)
             mixed[here] = first + permute(inside[here], length, key_of(self.seed, f"{purpose}, window {window}"))
         return self._move(mixed, self.training, RUN * self.together, f"{purpose}, runs")
 
     def _move(self, places: np.ndarray, size: int, length: int, purpose: str) -> np.ndarray:
         """Whole pieces of this length change places; a last one that is shorter stays where it is."""
-        pieces, inside = np.divmod(places, length)
-        whole = pieces < size // length
-        if whole.any():
-            pieces[whole] = permute(pieces[whole], size // length, key_of(self.seed, purpose))
-        return pieces * length + inside
+        pieces, whole = places // length, size // length
+        first = int(pieces.min(initial=whole))
+        between = np.arange(first, pieces.max(initial=0) + 1)
+        few = len(between) < len(pieces)  # as in a window: each is permuted once
+        moved = between if few else pieces.copy()
+        if (inside := moved < whole).any():
+            moved[inside] = permute(moved[inside], whole, key_of(self.seed, purpose))
+        found: np.ndarray = (moved[pieces - first] if few else moved) * length + places - pieces * length
+        return found
 
     def validation_indices(self) -> np.ndarray:
         """Dataset numbers of the held-out samples, always in the same order."""
