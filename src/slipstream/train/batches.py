@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -44,12 +44,20 @@ class MicroBatch(NamedTuple):
 
     inputs: Tensor
     targets: Tensor
-    positions: Tensor
-    """Where each sample stands in the run: what its dropout masks are made from."""
-    indices: Tensor
-    """Which sample of the data each one is: what an error names."""
+    numbers: Tensor
+    """Of each sample, its position and its index [samples, 2]."""
     begins: Tensor | None = None
     """Of sequences: the place at which each token's document begins, where something is reset there."""
+
+    @property
+    def positions(self) -> Tensor:
+        """Where each sample stands in the run: what its dropout masks are made from."""
+        return self.numbers[:, 0]
+
+    @property
+    def indices(self) -> Tensor:
+        """Which sample of the data each one is: what an error names."""
+        return self.numbers[:, 1]
 
 
 class Share(NamedTuple):
@@ -68,15 +76,15 @@ class Share(NamedTuple):
     @property
     def own(self) -> int:
         """Samples in it that are this worker's."""
-        return sum(len(micro.positions) for micro in self.micro_batches)
+        return sum(len(micro.numbers) for micro in self.micro_batches)
 
 
 class _Fetched(NamedTuple):
-    """This worker's samples of some steps, not cut into them yet."""
+    """This worker's samples of some steps of one size, not cut into them yet."""
 
     steps: range
-    lengths: list[int]
-    """Samples in each step."""
+    each: int
+    """Samples in a step."""
     positions: np.ndarray
     indices: np.ndarray
     batch: Batch
@@ -165,12 +173,13 @@ class Batches:
             yield self._samples(range(step, step + 1), self._fetch)
 
     def _blocks(self, first: int) -> list[range]:
-        """Small steps several at a time: each alone takes longer. The first comes alone, for it is waited for."""
+        """Small steps several at a time, those of one size: each alone takes longer. The first comes alone, for it is
+        waited for."""
         steps, samples = self.timeline.steps, len(self._mine(first))
         size = math.prod(self._dataset.facts.inputs) * _WORD * max(1, samples)
         each = 1 if self.balance.works else min(_MOST_STEPS, max(1, _AT_ONCE // size))
-        begins = [first, *range(first + 1, steps, each), steps]
-        return [range(begin, end) for begin, end in pairwise(begins)]
+        begins = {first, *range(first + 1, steps, each), *self.timeline.changes, steps}
+        return [range(begin, end) for begin, end in pairwise(sorted(begins)) if begin >= first]
 
     def _mine(self, step: int) -> range:
         """Positions of this worker's samples in a step."""
@@ -180,26 +189,30 @@ class Batches:
 
     def _samples(self, steps: range, fetch: Fetch) -> _Fetched:
         """Of these steps, fetched at once."""
-        mine = [self._mine(step) for step in steps]
-        begin, end = self.timeline.starts[steps.start], self.timeline.starts[steps.stop]
-        positions = _joined(mine)
-        indices = self._order.indices(begin, end - begin)[positions - begin]
-        return _Fetched(steps, list(map(len, mine)), positions, indices, fetch(positions, indices))
+        starts, mine = self.timeline.starts, self._mine(steps.start)
+        begin, end = starts[steps.start], starts[steps.stop]
+        places = np.arange(end - begin).reshape(len(steps), -1)[:, mine.start - begin : mine.stop - begin].reshape(-1)
+        indices = self._order.indices(begin, end - begin)[places]
+        positions = places + begin
+        return _Fetched(steps, len(mine), positions, indices, fetch(positions, indices))
 
     def _cut(self, fetched: _Fetched) -> list[Share]:
         """Where they are used: while the thread that fetches computes in Python, torch waits for it at every call."""
-        starts, each, batch = self.timeline.starts, self._plan.layout.micro_batch, fetched.batch
-        sizes = [min(each, length - at) for length in fetched.lengths for at in range(0, length, each)]
+        starts, steps, batch = self.timeline.starts, fetched.steps, fetched.batch
         begins = () if batch.begins is None else (batch.begins,)
-        numbers = (torch.from_numpy(fetched.positions), torch.from_numpy(fetched.indices))
-        tensors = (batch.inputs, batch.targets, *numbers, *begins)
-        # In one call: one for each step would take longer than to fetch it.
-        cut = map(MicroBatch, *(torch.split_with_sizes(tensor, sizes) for tensor in tensors))
-        total = self.timeline.samples
-        return [
-            Share(starts[step], starts[step + 1] - starts[step], total, list(islice(cut, -(-length // each))))
-            for step, length in zip(fetched.steps, fetched.lengths, strict=True)
+        numbers = torch.from_numpy(np.stack((fetched.positions, fetched.indices), 1))
+        tensors = [
+            part.unflatten(0, (len(steps), fetched.each)) for part in (batch.inputs, batch.targets, numbers, *begins)
         ]
+        size, total = starts[steps.start + 1] - starts[steps.start], self.timeline.samples
+        made = [Share(start, size, total, []) for start in starts[steps.start : steps.stop]]
+        each = self._plan.layout.micro_batch
+        for at in range(0, fetched.each, each):
+            # All steps in one call: one for each would take longer than to fetch it.
+            cut = map(MicroBatch, *(tensor[:, at : at + each].unbind() for tensor in tensors))
+            for share, micro in zip(made, cut, strict=True):
+                share.micro_batches.append(micro)
+        return made
 
     def _fetch(self, positions: np.ndarray, indices: np.ndarray) -> Batch:
         if len(positions):
@@ -235,15 +248,6 @@ class Batches:
         if self._mask_id is not None:
             batch = tasks.hide_tokens(batch, positions, self._job, self._dataset.facts.outputs, self._mask_id)
         return batch
-
-
-def _joined(ranges: list[range]) -> np.ndarray:
-    """The numbers of all of them, one after the other."""
-    lengths = np.array([len(some) for some in ranges])
-    ends = np.cumsum(lengths)
-    firsts = np.array([some.start for some in ranges])
-    joined: np.ndarray = np.arange(ends[-1]) + np.repeat(firsts - ends + lengths, lengths)
-    return joined
 
 
 def as_model_takes(inputs: Tensor, job: Job, plan: Plan, white: int) -> Tensor:

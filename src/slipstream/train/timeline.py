@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from slipstream.job import Job, total_samples
 from slipstream.job.units import Span
@@ -39,6 +40,14 @@ class Timeline:
         while starts[-1] < self.asked:
             starts.append(starts[-1] + self.batch(starts[-1]))
         return starts
+
+    @cached_property
+    def changes(self) -> Sequence[int]:
+        """Steps that have not as many samples as the step before."""
+        if not self.job.train.ramp:
+            return ()
+        sizes = [end - start for start, end in pairwise(self.starts)]
+        return [step for step, (before, size) in enumerate(pairwise(sizes), 1) if size != before]
 
     @property
     def samples(self) -> int:
