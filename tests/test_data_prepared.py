@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from jobs import merge
 from program import SLIPSTREAM, slipstream, write_job
-from slipstream.data import open_dataset
+from slipstream.data import open_dataset, windows
 from slipstream.data.destinations import InFolder
 from slipstream.data.manifest import DOCUMENTS, MANIFEST, PAGES, TOKENIZER, read_manifest
 from slipstream.data.pages import DamagedShard
@@ -207,9 +207,19 @@ def test_rows_are_those_of_the_whole(
     if length <= tokens:
         starts = np.random.default_rng(0).integers(0, tokens - length + 1, 20)
         expected = np.stack([whole[start : start + length] for start in starts])
-        rows = np.empty_like(expected)
-        shards.fill(starts, rows)
-        assert np.array_equal(rows, expected)
+        assert np.array_equal(shards.rows(starts, length), expected)
+
+
+@pytest.mark.parametrize("most", [2**62, 4000])
+def test_rows_come_from_any_arrays_however_far_apart(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "_MOST", most)  # where numpy cannot count all memory between them
+    arrays = [np.arange(100, dtype=np.uint16) + 100 * number for number in range(5)]
+    which, places = np.array([4, 0, 2, 2, 3]), np.array([0, 90, 17, 18, 5])
+    addresses = np.array([windows.address_of(arrays[number]) for number in which]) + places * 2
+    rows = windows.copy_rows(addresses, np.array([True, False, True, True, True]), 20, np.dtype(np.uint16))
+    expected = np.stack([arrays[number][place : place + 20] for number, place in ((4, 0), (2, 17), (2, 18), (3, 5))])
+    assert np.array_equal(rows[[0, 2, 3, 4]], expected)
+    assert windows.copy_rows(addresses[:0], np.empty(0, bool), 20, np.dtype(np.uint16)).shape == (0, 20)
 
 
 def flip(path: Path, place: int) -> None:

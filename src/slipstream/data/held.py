@@ -17,7 +17,7 @@ from slipstream.data.page_cache import PageCache
 from slipstream.data.page_memory import PageMemory
 from slipstream.data.pages import Pages, between, checked
 from slipstream.data.storage import Storage
-from slipstream.data.windows import copy_windows
+from slipstream.data.windows import address_of, copy_rows
 from slipstream.runs.cache import cache_folder
 
 _HELD = 2 * WINDOW * (RUN + 2)
@@ -44,25 +44,24 @@ class HeldShards:
         """Tokens for which a place has room."""
         self._memory = PageMemory(min(_HELD, 2 * len(self._pages)), self._width * self._pages.size, self._load)
         self._tokens = self._memory.bytes.reshape(-1).view(manifest.dtype)
+        self._begin = address_of(self._tokens)
 
-    def fill(self, starts: np.ndarray, made: np.ndarray) -> None:
-        """Put the tokens at each start, and those after it, into a row."""
-        length = made.shape[1]
+    def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """The items at each start and those after it, a row for each."""
         first, last, beyond = self._needed(starts, length)
         needed = between(first, last).tolist()
         if len(needed) > _HELD // 2:  # other threads need memory too
-            self._fill_halves(starts, made)
-            return
-        inside = self._inside(starts)
+            return self._by_halves(starts, length)
+        inside, whole = self._inside(starts), (first == last) & ~beyond
         with self._memory.holding(needed) as places:
             begins = np.array([places[page] for page in first.tolist()], np.int64) * self._width + inside
-            split = first != last
-            copy_windows(self._tokens, np.where(split, 0, begins), made)
-            for row in np.flatnonzero(split).tolist():
+            made = copy_rows(self._begin + begins * self._pages.size, whole, length, self.manifest.dtype)
+            for row in np.flatnonzero(~whole).tolist():
                 here = length - int(beyond[row])
                 made[row, :here] = self._across(int(first[row]), int(inside[row]), here, places)
         if beyond.any():
             made[beyond, -1] = self._firsts[last[beyond] + 1]
+        return made
 
     def expect(self, starts: np.ndarray, length: int) -> None:
         """These will be asked for: fetch them meanwhile."""
@@ -92,15 +91,12 @@ class HeldShards:
         found: np.ndarray = places % self.manifest.each * self._pages.size % self.manifest.page // self._pages.size
         return found
 
-    def _fill_halves(self, starts: np.ndarray, made: np.ndarray) -> None:
+    def _by_halves(self, starts: np.ndarray, length: int) -> np.ndarray:
         if len(starts) > 1:
             half = len(starts) // 2
-            self.fill(starts[:half], made[:half])
-            self.fill(starts[half:], made[half:])
-        else:
-            half = made.shape[1] // 2
-            self.fill(starts, made[:, :half])
-            self.fill(starts + half, made[:, half:])
+            return np.concatenate([self.rows(some, length) for some in (starts[:half], starts[half:])])
+        half = length // 2
+        return np.concatenate([self.rows(starts, half), self.rows(starts + half, length - half)], axis=1)
 
     def _across(self, page: int, place: int, length: int, places: Mapping[int, int]) -> np.ndarray:
         """Tokens that begin in one page and end in another."""

@@ -37,7 +37,8 @@ class Pages:
 
     def of(self, places: np.ndarray) -> np.ndarray:
         """The page of each of these items."""
-        shards, inside = np.divmod(places, self.manifest.each)
+        shards = places // self.manifest.each
+        inside = places - shards * self.manifest.each  # several times as quick as numpy's divmod
         found: np.ndarray = self._first[shards] + inside * self.size // self.manifest.page
         return found
 
@@ -77,7 +78,16 @@ def between(first: np.ndarray, last: np.ndarray) -> np.ndarray:
     while (longer := first < last).any():
         first, last = first[longer] + 1, last[longer]
         found.append(first)
-    return np.unique(np.concatenate(found))
+    return distinct(np.concatenate(found))
+
+
+def distinct(values: np.ndarray) -> np.ndarray:
+    """Each once, sorted. They lie near enough to each other to tick them off; numpy's own `unique` takes many times as
+    long, and first imports for a hundredth of a second."""
+    low = int(values.min(initial=np.iinfo(np.int64).max))
+    seen = np.zeros(max(0, int(values.max(initial=-1)) + 1 - low), dtype=bool)
+    seen[values - low] = True
+    return np.flatnonzero(seen) + low
 
 
 def checked(data: bytes, name: str, manifest: Manifest, where: str, guard: Guard = CHECKSUMS) -> bytes:

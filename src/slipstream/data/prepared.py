@@ -51,8 +51,7 @@ class Prepared:
         import torch
 
         # As they are stored: a model takes four times as many bytes, which are written where it is.
-        rows = np.empty((len(indices), self._sequence + self._shift), self._shards.manifest.dtype)
-        self._shards.fill(indices * self._sequence, rows)
+        rows = self._shards.rows(indices * self._sequence, self._sequence + self._shift)
         inputs, targets = rows[:, : self._sequence], rows[:, self._shift :]
         if self._documents is None:
             return Batch(torch.from_numpy(inputs), torch.from_numpy(targets))

@@ -3,7 +3,6 @@ which also has it read from the disk by then."""
 
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 
@@ -12,8 +11,8 @@ import numpy as np
 from slipstream.data.folder import Folder
 from slipstream.data.manifest import DOCUMENTS, PAGES, Manifest
 from slipstream.data.order import RUN, WINDOW
-from slipstream.data.pages import Pages, between, check_file
-from slipstream.data.windows import copy_windows
+from slipstream.data.pages import Pages, between, check_file, distinct
+from slipstream.data.windows import address_of, copy_rows
 
 _KNOWN = 4 * WINDOW * (RUN + 2)
 """Pages of four windows: this one and the next, and what is asked for between them."""
@@ -33,24 +32,23 @@ class Shards:
         """Samples to judge on are fetched while others are fetched ahead."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checks")
         self._maps: dict[int, np.ndarray] = {}
+        self._items = np.array([shard.items for shard in manifest.shards])
+        self._addresses = np.zeros(len(manifest.shards), np.int64)
+        """Of those that are mapped."""
 
-    def fill(self, starts: np.ndarray, made: np.ndarray) -> None:
-        """Put the items at each start, and those after it, into a row."""
-        length = made.shape[1]
+    def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """The items at each start and those after it, a row for each."""
+        assert starts.min(initial=0) >= 0 and starts.max(initial=0) <= self.manifest.items - length, "in memory, too"
         if not self._are_whole(starts, length):
             for check in self._check(starts, length):
                 check.result()
-        rows = np.argsort(starts)  # those of a shard together
-        shards, places = np.divmod(starts[rows], self.manifest.each)
-        edges = [*np.flatnonzero(np.diff(shards, prepend=-1)).tolist(), len(rows)]
-        for first, last in pairwise(edges):
-            shard = int(shards[first])
-            items = self._map(shard)
-            whole = first + int(np.searchsorted(places[first:last], len(items) - length, side="right"))
-            if first < whole:
-                copy_windows(items, places[first:whole], made, rows[first:whole])
-            for place, row in zip(places[whole:last].tolist(), rows[whole:last].tolist(), strict=True):
-                made[row] = self._across(shard, place, length)
+        shards = starts // self.manifest.each
+        places = starts - shards * self.manifest.each
+        inside = places + length <= self._items[shards]
+        made = copy_rows(self._begins(shards) + places * self._pages.size, inside, length, self.manifest.dtype)
+        for row in np.flatnonzero(~inside).tolist():
+            made[row] = self._across(int(shards[row]), int(places[row]), length)
+        return made
 
     def expect(self, starts: np.ndarray, length: int) -> None:
         """These will be asked for: check their pages meanwhile."""
@@ -92,6 +90,15 @@ class Shards:
         if not self._pages.is_whole(page, self._files.read(self.manifest.shards[shard].name, start, end)):
             raise self._pages.damage(page)
         self._whole[page] = True
+
+    def _begins(self, shards: np.ndarray) -> np.ndarray:
+        """Where in memory these shards begin."""
+        begins: np.ndarray = self._addresses[shards]
+        if not begins.all():
+            for shard in distinct(shards[begins == 0]).tolist():
+                self._addresses[shard] = address_of(self._map(shard))
+            begins = self._addresses[shards]
+        return begins
 
     def _map(self, shard: int) -> np.ndarray:
         if shard not in self._maps:

@@ -1,15 +1,40 @@
-"""Rows cut out of one long row."""
+"""Rows cut out of memory."""
+
+import ctypes
 
 import numpy as np
 
+_MEMORY = ctypes.c_char * 2**47
+"""As far as the memory of a process reaches."""
+_MOST = 2**62
+"""Bytes of an array that numpy can count."""
 
-def copy_windows(items: np.ndarray, starts: np.ndarray, made: np.ndarray, rows: np.ndarray | None = None) -> None:
-    """Put the items at each start, and those after it, into a row of `made`: into all its rows, or into these.
 
-    A window counts as one element of many bytes, which numpy copies at once instead of item by item.
-    """
-    assert made.dtype == items.dtype, "bytes are copied"
-    length = made.shape[1]
-    whole = np.dtype((np.void, length * items.itemsize))
-    windows = np.ndarray(len(items) - length + 1, whole, items, strides=items.itemsize)
-    made.view(whole)[slice(None) if rows is None else rows, 0] = windows[starts]
+def address_of(items: np.ndarray) -> int:
+    """Where an array lies in memory."""
+    return int(items.__array_interface__["data"][0])
+
+
+def copy_rows(addresses: np.ndarray, whole: np.ndarray, length: int, dtype: np.dtype) -> np.ndarray:
+    """A row for each address, of the items that lie there and after it. Those that are not `whole` there, which are
+    few, are left for the caller to fill."""
+    if whole.all():
+        return _copied(addresses, length, dtype)
+    made = np.empty((len(addresses), length), dtype)
+    made[whole] = _copied(addresses[whole], length, dtype)
+    return made
+
+
+def _copied(addresses: np.ndarray, length: int, dtype: np.dtype) -> np.ndarray:
+    """All in one call, and every item once, whichever arrays they belong to: the memory from the first to the last
+    counts as one array, in which a row is one element of many bytes. What lies between rows is never touched."""
+    if not len(addresses):
+        return np.empty((0, length), dtype)
+    row, low = np.dtype((np.void, length * dtype.itemsize)), int(addresses.min())
+    span = int(addresses.max()) - low + 1
+    if span * row.itemsize > _MOST:  # one row alone never is
+        half = len(addresses) // 2
+        return np.concatenate([_copied(some, length, dtype) for some in (addresses[:half], addresses[half:])])
+    rows = np.ndarray(span, row, memoryview(_MEMORY.from_address(low)), strides=1)
+    made: np.ndarray = rows[addresses - low].view(dtype).reshape(-1, length)
+    return made
