@@ -36,7 +36,7 @@ from test_data_prepared import WORDS, contents, flip, job, prepare, swap
 from transit import TOKEN, Transit
 
 OURS, OTHER = new_key(), new_key()
-NO_CACHE = PageCache(Path(), 0)
+NO_CACHE = PageCache(Path(), 0, page=1)
 
 
 @pytest.fixture(autouse=True)
@@ -321,8 +321,8 @@ def test_in_object_storage_and_on_disk_pages_are_encrypted(
         plain = contents(made["plain"])
         assert tokenizer_json(parsed("s3://data/sealed")) == plain[TOKENIZER]
         kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.stat().st_size]
-        assert len(kept) >= 2 and not any(reveals(path.read_bytes(), plain) for path in kept)
-        flip(next(path for path in kept if path.name.isdigit()), 5)  # what was damaged here is fetched again
+        assert kept and not any(reveals(path.read_bytes(), plain) for path in kept)
+        flip(next(path for path in kept if path.name.startswith("run-")), 5)  # what was damaged here is fetched again
         assert np.array_equal(samples("s3://data/sealed"), samples(made["plain"]))
     finally:
         server.kill()

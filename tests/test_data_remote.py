@@ -1,7 +1,9 @@
 """Prepared datasets in object storage: on a real S3 server, which may fail."""
 
+import errno
 import gzip
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,11 +17,11 @@ from PIL import Image
 from jobs import merge
 from program import slipstream, start, write_job
 from s3 import Server, free_ports, serving
-from slipstream.data import open_dataset
+from slipstream.data import open_dataset, page_cache
 from slipstream.data.destinations import InStorage
 from slipstream.data.held import HeldShards, remote_manifest
 from slipstream.data.holding import Ids
-from slipstream.data.manifest import TOKENIZER, read_manifest
+from slipstream.data.manifest import PAGE, TOKENIZER, read_manifest
 from slipstream.data.page_cache import PageCache
 from slipstream.data.pages import DamagedShard
 from slipstream.data.shards import Shards
@@ -152,26 +154,42 @@ def test_a_preparation_that_was_killed_goes_on_there(server: Server, local: Path
 def test_rows_are_those_of_the_folder_cold_and_warm(address: str, local: Path, limit: int, tmp_path: Path) -> None:
     expected = some_rows(Shards(local, read_manifest(local, "test")))
     for _ in range(2):
-        assert np.array_equal(some_rows(opened(address, PageCache(tmp_path / "set", limit))), expected)
-    kept = list(tmp_path.glob("set/[0-9]*"))
+        assert np.array_equal(some_rows(opened(address, PageCache(tmp_path / "set", limit, PAGE))), expected)
+    kept = list(tmp_path.glob("set/run-*"))
     assert bool(kept) == bool(limit)
     if kept:
-        flip(kept[0], 5)  # what was damaged here is fetched again
-        assert np.array_equal(some_rows(opened(address, PageCache(tmp_path / "set", limit))), expected)
+        flip(kept[0], 5)  # what is damaged here is fetched again, and so is what was written in part
+        os.truncate(kept[-1], kept[-1].stat().st_size // 2)
+        assert np.array_equal(some_rows(opened(address, PageCache(tmp_path / "set", limit, PAGE))), expected)
 
 
 def test_the_cache_is_bounded_and_the_oldest_goes(tmp_path: Path) -> None:
-    cache = PageCache(tmp_path / "set", limit=1000)
-    for page in range(96):
-        cache.put(page, memoryview(bytes(100)))
-    kept = sorted(int(path.name) for path in tmp_path.glob("set/[0-9]*"))
-    assert len(kept) <= 10 and kept[-1] == 95
+    cache = PageCache(tmp_path / "set", limit=10 * 8 * 4096, page=4000)
+    for page in range(0, 96, 2):
+        cache.put([(page, memoryview(bytes([page] * 4000))), (page + 1, memoryview(bytes([page + 1] * 3000)))])
+    kept = sorted(int(path.name.removeprefix("run-")) for path in tmp_path.glob("set/run-*"))
+    assert len(kept) <= 10 and kept[-1] == 11
+    assert cache.get(0, 4000) is None
+    assert (cache.get(94, 4000), cache.get(95, 3000)) == (bytes([94] * 4000), bytes([95] * 3000))
+
+
+def test_pages_are_kept_where_a_disk_takes_nothing_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, start: int, data: memoryview, direct: int) -> None:
+        if direct:
+            raise OSError(errno.EINVAL, "not here")
+        write(path, start, data, direct)
+
+    write = page_cache._write_at
+    monkeypatch.setattr(page_cache, "_write_at", refuse)
+    cache = PageCache(tmp_path / "set", limit=10**9, page=100)
+    cache.put([(17, memoryview(b"some")), (18, memoryview(b"more"))])
+    assert [cache.get(page, 4) for page in (16, 17, 18, 19)] == [None, b"some", b"more", None]
 
 
 def test_without_a_place_for_pages_it_goes_on_and_says_so(address: str, local: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.warns(UserWarning, match="no longer kept"):
-        cache = PageCache(tmp_path / "file" / "set", limit=10**9)
+        cache = PageCache(tmp_path / "file" / "set", limit=10**9, page=PAGE)
     expected = some_rows(Shards(local, read_manifest(local, "test")))
     assert np.array_equal(some_rows(opened(address, cache)), expected)
 
@@ -183,7 +201,7 @@ def test_what_has_changed_there_is_found_and_named(server: Server, local: Path) 
             changed[1000] ^= 1
         Storage("s3://data/changed").write(name, bytes(changed))
     with pytest.raises(DamagedShard, match=r"s3://data/changed/shard-00001.bin is damaged"):
-        some_rows(opened("s3://data/changed", PageCache(Path(), 0)))
+        some_rows(opened("s3://data/changed", PageCache(Path(), 0, PAGE)))
 
 
 def test_samples_are_those_of_the_folder(server: Server, tmp_path: Path) -> None:  # noqa: ARG001

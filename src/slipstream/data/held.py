@@ -4,7 +4,7 @@ encrypted."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import numpy as np
 from slipstream.data.guards import CHECKSUMS, SPARE, Guard
 from slipstream.data.manifest import DOCUMENTS, FIRSTS, MANIFEST, PAGES, Manifest, parse_manifest
 from slipstream.data.order import RUN, WINDOW
-from slipstream.data.page_cache import PageCache
+from slipstream.data.page_cache import Fetched, PageCache
 from slipstream.data.page_memory import PageMemory
 from slipstream.data.pages import Pages, between, checked
 from slipstream.data.storage import Storage
@@ -110,24 +110,23 @@ class HeldShards:
         return np.concatenate(parts)
 
     def _load(self, wanted: dict[int, memoryview]) -> Iterator[int]:
-        """Put pages of one run into memory. The disk keeps them afterwards, when nobody is waiting for them."""
+        """Put neighbouring pages into memory. The disk keeps them afterwards, when nobody is waiting for them."""
         with self._cache.locked(next(iter(wanted)) // RUN):
             missing = []
             for page, into in wanted.items():
-                stored = self._cache.get(page)
+                _, start, end = self._pages.bounds(page)
+                stored = self._cache.get(page, end - start)
                 if stored is not None and self._pages.open(page, stored, into):
                     yield page
-                    continue
-                if stored is not None:
-                    self._cache.forget(page)
-                missing.append(page)
-            fetched = [found for stretch in self._stretches(missing) for found in self._read_pages(stretch)]
-            for page, stored in fetched:
+                else:
+                    missing.append(page)
+            fetched = [self._read_pages(stretch) for stretch in self._stretches(missing)]
+            for page, stored in chain.from_iterable(fetched):
                 if not self._pages.open(page, stored, wanted[page]):
                     raise self._pages.damage(page)
                 yield page
-            for page, stored in fetched:
-                self._cache.put(page, stored)
+            for pages in fetched:
+                self._cache.put(pages)
 
     def _stretches(self, pages: list[int]) -> Iterator[list[int]]:
         """Cut where a page is left out, or a shard ends."""
@@ -135,7 +134,7 @@ class HeldShards:
         for _, some in groupby(zip(kinds, pages, strict=True), lambda each: each[0]):
             yield [page for _, page in some]
 
-    def _read_pages(self, stretch: list[int]) -> list[tuple[int, memoryview]]:
+    def _read_pages(self, stretch: list[int]) -> list[Fetched]:
         """Pages that follow each other, in one part."""
         bounds = [self._pages.bounds(page) for page in stretch]
         shard, begin, _ = bounds[0]

@@ -13,8 +13,10 @@ from slipstream.data.order import RUN
 
 _AT_ONCE = 4
 """Runs that are fetched side by side."""
+_MOST = RUN + 1
+"""Pages that are fetched at once: a run of samples often begins and ends inside a page."""
 Load = Callable[[dict[int, memoryview]], Iterator[int]]
-"""Puts some pages of one run into memory, and says of each when it is there; it may go on after the last."""
+"""Puts some neighbouring pages into memory, and says of each when it is there; it may go on after the last."""
 
 
 class PageMemory:
@@ -54,8 +56,8 @@ class PageMemory:
                     self._filled.move_to_end(page)
                 elif page not in self._coming:
                     new.append(page)
-            for _, pages_of_run in groupby(new[: len(self._free) + len(self._filled)], lambda page: page // RUN):
-                self._begin(list(pages_of_run))
+            for neighbours in _neighbours(new[: len(self._free) + len(self._filled)]):
+                self._begin(neighbours)
 
     def _begin(self, pages: list[int]) -> None:
         for page in pages:
@@ -79,3 +81,10 @@ class PageMemory:
                     self._failed[page] = error
                     self._free.append(place)
                 self._changed.notify_all()
+
+
+def _neighbours(pages: list[int]) -> Iterator[list[int]]:
+    """Pages that follow each other, so many at a time."""
+    for _, some in groupby(enumerate(pages), lambda each: each[1] - each[0]):
+        stretch = [page for _, page in some]
+        yield from (stretch[at : at + _MOST] for at in range(0, len(stretch), _MOST))

@@ -164,5 +164,5 @@ def _shards(where: str, data: PreparedData, manifest: Manifest) -> Shards | Held
     if not remote and manifest.seal is None:
         return Shards(Path(where), manifest)
     limit = (_CACHE if data.cache is None else data.cache) if remote else 0
-    cache = PageCache(pages_folder(manifest), limit)
+    cache = PageCache(pages_folder(manifest), limit, manifest.page)
     return HeldShards(_source(where, manifest, _patience(data)), manifest, cache, guard_of(manifest, where))
