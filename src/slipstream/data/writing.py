@@ -69,9 +69,14 @@ class ShardWriter:
         self._batches, self._documents = self.progress.batches, self.progress.documents
         self._written = sum(each.items for each in self._shards)
         """Items in whole shards."""
+        self._shard: Any = None
+        """The file that grows."""
+        self._seen = hashlib.sha256()
+        """Of what is in it."""
+        self._firsts_of_shard: list[bytes] = []
         self._held: list[np.ndarray] = []
-        self._count = 0
-        """Items that are held."""
+        self._count = self._closed = 0
+        """Items of the shard that grows, and those of them that are no longer held."""
         self._pages = self._open(PAGES)
         of_tokens = isinstance(holds, Ids)
         self._ends: Any = self._open(DOCUMENTS) if of_tokens else None
@@ -131,31 +136,48 @@ class ShardWriter:
         return [PAGES, DOCUMENTS, FIRSTS, *([TOKENIZER] if (self._folder / TOKENIZER).exists() else [])]
 
     def _hold(self, items: np.ndarray) -> None:
+        """Whole pages are written at once, while others make the next: all at the end would be waited for."""
         self._held.append(items)
         self._count += len(items)
+        each = self._page // self._dtype.itemsize
+        if whole := (self._count - self._closed) // each * each:
+            self._write_pages(whole)
 
     def _end_documents(self, places: np.ndarray) -> None:
         self._ended.append(places)
         self._documents += len(places)
 
+    def _write_pages(self, items: int) -> None:
+        """So many of the items that are held."""
+        held = np.concatenate(self._held or [np.empty(0, self._dtype)]).astype(self._dtype, copy=False)
+        data, self._held = held[:items], [held[items:]]
+        self._shard = self._shard or self._shard_path().open("wb")
+        raw, begin, name = data.view(np.uint8), self._closed * self._dtype.itemsize, self._shard_path().name
+        for start in range(0, len(raw), self._page):
+            stored, record = self._guard.close_page(name, begin + start, raw[start : start + self._page].data)
+            self._shard.write(stored)
+            self._seen.update(stored)
+            self._pages.write(record)
+        self._firsts_of_shard.append(data[:: self._page // self._dtype.itemsize].tobytes())
+        self._closed += items
+
     def _finish_shard(self) -> None:
-        data = np.concatenate(self._held or [np.empty(0, self._dtype)]).astype(self._dtype, copy=False)
-        path = self._folder / f"shard-{len(self._shards):05d}.bin"
-        raw = data.view(np.uint8)
-        with path.open("wb") as file:
-            for start in range(0, len(raw), self._page):
-                stored, record = self._guard.close_page(path.name, start, raw[start : start + self._page].data)
-                file.write(stored)
-                self._pages.write(record)
-            _to_disk(file)
+        self._write_pages(self._count - self._closed)
+        path = self._shard_path()
+        _to_disk(self._shard)
+        self._shard.close()
         self._write_ended()
         if self._firsts:
-            firsts = data[:: self._page // self._dtype.itemsize].tobytes()
+            firsts = b"".join(self._firsts_of_shard)
             self._firsts.write(self._guard.close_piece(FIRSTS, self._firsts.tell(), firsts))
-        self._shards.append(Shard(path.name, len(data), checksum(path)))
+        self._shards.append(Shard(path.name, self._count, self._seen.hexdigest()))
         self._dest.keep(path)
-        self._written += len(data)
-        self._held, self._count = [], 0
+        self._written += self._count
+        self._shard, self._seen, self._firsts_of_shard = None, hashlib.sha256(), []
+        self._held, self._count, self._closed = [], 0, 0
+
+    def _shard_path(self) -> Path:
+        return self._folder / f"shard-{len(self._shards):05d}.bin"
 
     def _write_ended(self) -> None:
         if self._ends and self._ended:
