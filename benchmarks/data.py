@@ -5,8 +5,8 @@ those of an environment apart (`make .venv-peers/.installed`), in process and wi
 which the better counts. A side's figure is its best round. Tokens are counted over a whole epoch. Time runs from the
 opening of the dataset, when all is imported: to the end of the epoch, to the first batch, and to the first batch of a
 resume at 90%. (After the first batch those look quick who fetch much before it: that speed is shown beside.) Storage is
-a real S3 server (SeaweedFS) on this machine, which shares its cores with the reader; nothing is on disk when a reading
-begins.
+a real S3 server (SeaweedFS) on this machine, which shares its cores with the reader; nothing is on disk, or on its way
+there, when a reading begins.
 """
 
 import argparse
@@ -39,6 +39,7 @@ def measure_reading(data: Datasets, sides: Sequence[str], rounds: int) -> Result
     found: dict[Turn, list[dict[str, Any]]] = {turn: [] for turn in turns}
     for turn in alternate(turns, rounds):
         console.print(str(turn), style="dim")
+        os.sync()  # what the side before has left to be written is not for this one to wait for
         state = data.root / f"state-{SIDES[turn.side].module}-{turn.workers}"
         (read,) = data.read(turn, state=state, save_after=round(0.9 * data.shape.batches))
         (resumed,) = data.read(turn, state=state, resume=True, stop=1)
