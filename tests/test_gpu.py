@@ -87,6 +87,27 @@ def test_scores_by_the_quickest_product(classes):
     close(made, hidden.double().cpu() @ weight.double().cpu().T, 5e-3)
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_way_that_is_refused_is_passed_over(fixed, monkeypatch):
+    """A way of all zeros is none; where there is no other, the caller is told."""
+    from slipstream.train.kernels import cublaslt
+
+    left, right = random(264, 776).bfloat16().cuda(), random(1032, 776).bfloat16().cuda()
+    found = cublaslt._Product._ways
+    torch.use_deterministic_algorithms(fixed)
+    try:
+        for ways, expected in (
+            (lambda self: [cublaslt._Way(), *found(self)], True),
+            (lambda _: [cublaslt._Way()], False),
+        ):
+            monkeypatch.setattr(cublaslt._Product, "_ways", ways)
+            cublaslt._product.cache_clear()
+            assert (cublaslt.multiply(left, right, turned=True) is not None) == expected
+    finally:
+        torch.use_deterministic_algorithms(False)
+        cublaslt._product.cache_clear()
+
+
 def test_fp8_both_ways():
     x = random(160, 208).bfloat16()
     (here, turned), (plain, _) = fp8.quantise(x.cuda(), by_row=False), fp8.quantise(x, by_row=False)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slipstream.runs.cache import cache_folder
 from slipstream.runs.folder import append_line, read_lines
+from slipstream.train.kernels.clock import quickest
 
 aten: Any = torch.ops.aten
 _KERNELS = {"flash": torch.backends.cuda.enable_flash_sdp, "cudnn": torch.backends.cuda.enable_cudnn_sdp}
@@ -108,15 +109,10 @@ def _measure(queries: tuple[int, ...], kv_heads: int, dtype: torch.dtype, device
         for other, enable in _KERNELS.items():
             enable(other == name)
         with suppress(RuntimeError):  # not every kernel takes every shape
-            took[name] = min(_seconds(q, k, v) for _ in range(4))
+            took[name] = quickest(lambda: _train(q, k, v), 3)
     return min(took, key=lambda name: took[name], default="flash")
 
 
-def _seconds(q: Tensor, k: Tensor, v: Tensor) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
+def _train(q: Tensor, k: Tensor, v: Tensor) -> None:
     output = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
     torch.autograd.grad(output.sum(), (q, k, v))
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))

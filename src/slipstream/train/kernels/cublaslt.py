@@ -6,11 +6,13 @@ found by measuring once. Where rows are short (768), the first one is 8 to 10% s
 import ctypes
 from contextlib import suppress
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from slipstream.train.kernels.clock import quickest
 
 PLAIN, GELU, GELU_BACKWARD, BIAS = 1, 160, 192, 4
 """Of `cublasLtEpilogue_t`: nothing; GELU by tanh, what it takes being kept; times its derivative at what was kept; and,
@@ -110,13 +112,19 @@ class _Product:
         if kept is not None:
             self._say(_KEPT, c_void_p(kept.data_ptr()))
         if self._best is None:
-            ways = self._ways()
-            if not self._fixed:
-                ways.sort(key=lambda way: self._seconds(way, x, weight, out))
-            self._best = ways[:1]
+            self._best = self._choose(x, weight, out)
         for way in self._best:
             self._launch(way, x, weight, out)
         return bool(self._best)
+
+    def _choose(self, *tensors: Tensor) -> list[_Way]:
+        """The quickest of the ways that work; where no clock may decide, the first of them."""
+        took: list[tuple[float, _Way]] = []
+        for way in self._ways():
+            with suppress(RuntimeError):  # some are proposed, and then refused
+                took.append((quickest(partial(self._launch, way, *tensors), _TRIES), way))
+        best = took[:1] if self._fixed else sorted(took, key=lambda found: found[0])[:1]
+        return [way for _, way in best]
 
     def _launch(self, way: _Way, x: Tensor, weight: Tensor, out: Tensor) -> None:
         stream = torch.cuda.current_stream(self._device).cuda_stream
@@ -137,17 +145,6 @@ class _Product:
             _call("MatmulAlgoGetHeuristic", _handle(self._device), self._says, *sizes, wish, _WAYS, found, byref(count))
         _call("MatmulPreferenceDestroy", wish)
         return [way for way in found[: count.value] if way.status == 0]
-
-    def _seconds(self, way: _Way, *tensors: Tensor) -> float:
-        took = []
-        for _ in range(1 + _TRIES):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            start.record()
-            self._launch(way, *tensors)
-            end.record()
-            end.synchronize()
-            took.append(float(start.elapsed_time(end)))
-        return min(took[1:])
 
 
 _product = cache(_Product)

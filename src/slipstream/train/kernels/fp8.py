@@ -67,7 +67,7 @@ def quantise(x: Tensor, by_row: bool) -> tuple[Short, Short]:
     if x.is_cuda:
         from slipstream.train.kernels.fp8_cast import cast_both_ways
 
-        straight, turned = cast_both_ways(x.contiguous(), scale, _DTYPE)
+        straight, turned = cast_both_ways(x.contiguous(), scale)
     else:
         straight = _cast(x, scale)
         turned = straight.T.contiguous()
