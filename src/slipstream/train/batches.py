@@ -26,7 +26,6 @@ from slipstream.plan import Plan
 from slipstream.runs import Pulse
 from slipstream.train import tasks
 from slipstream.train.balance import Balance
-from slipstream.train.precision import weight_dtype
 from slipstream.train.timeline import Timeline
 
 Fetch = Callable[[np.ndarray, np.ndarray], Batch]
@@ -165,7 +164,7 @@ class Batches:
         near = isinstance(self._dataset, Prepared) and self._dataset.near
         if near and self._mask_id is None:  # to hand samples over takes longer than to copy them
             return (self._samples(steps, self._fetch) for steps in blocks)
-        return prefetch(lambda number: self._samples(blocks[number], self._fetch), 0, len(blocks))
+        return prefetch(lambda number: _pinned(self._samples(blocks[number], self._fetch)), 0, len(blocks))
 
     def _fetch_own(self, first: int) -> Generator[_Fetched, None, None]:
         for step in range(first, self.timeline.steps):
@@ -250,15 +249,24 @@ class Batches:
         return batch
 
 
-def as_model_takes(inputs: Tensor, job: Job, plan: Plan, white: int) -> Tensor:
-    """Numbers in the precision of the weights, and tokens as torch's losses want them. Bytes of our sources are numbers
+def _pinned(fetched: _Fetched) -> _Fetched:
+    """Where a GPU copies from without the processor: a batch of images takes milliseconds to be brought there."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return fetched
+    batch = fetched.batch
+    begins = None if batch.begins is None else batch.begins.pin_memory()
+    return fetched._replace(batch=Batch(batch.inputs.pin_memory(), batch.targets.pin_memory(), begins))
+
+
+def as_model_takes(inputs: Tensor, job: Job, white: int, dtype: torch.dtype) -> Tensor:
+    """Numbers as `dtype`, and tokens as torch's losses want them. Bytes of our sources are numbers
     too; a user's dataset may mean else."""
     if inputs.dtype in (torch.uint16, torch.uint32) and not isinstance(job.data, ImportData):
         return inputs.long()
     if inputs.dtype == torch.uint8 and white != 1:
-        inputs = inputs.float() / white
+        inputs = inputs / white
     numbers = inputs.is_floating_point() or (inputs.dtype == torch.uint8 and not isinstance(job.data, ImportData))
-    return inputs.to(weight_dtype(plan)) if numbers else inputs
+    return inputs.to(dtype) if numbers else inputs
 
 
 def seed_everything(seed: int, position: int) -> None:

@@ -45,10 +45,11 @@ def await_compiler() -> None:
         _waking.pop().join()
 
 
-def compile_model(model: nn.Module, blocks: Sequence[nn.Module], keep_little: bool) -> None:
-    """Let every block run compiled. With `keep_little` the compiler computes again in backward what it can."""
-    if isinstance(model, Resnet):
-        blocks = [model.stem, *model.blocks]
+def compile_model(model: nn.Module, blocks: Sequence[nn.Module], keep_little: bool, at_once: bool) -> None:
+    """Let every block run compiled. With `keep_little` the compiler computes again in backward what it can. `at_once`
+    says that nobody waits for the gradients of single blocks."""
+    if isinstance(model, Resnet):  # its many blocks are short, and to call each takes the processor longer than the GPU
+        blocks = [model] if at_once else [model.stem, *model.blocks]
     if isinstance(model, Decoder):
         model.finish = _compiled(model.finish, keep_little)  # type: ignore[method-assign]
     for block in blocks:

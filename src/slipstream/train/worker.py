@@ -25,7 +25,7 @@ from slipstream.train.models.packed import Packed, pack
 from slipstream.train.models.resnet import Resnet
 from slipstream.train.parallel.split import SplitModel, takes_targets
 from slipstream.train.parallel.tensor import VocabularyHead
-from slipstream.train.precision import autocast, compute_dtype
+from slipstream.train.precision import autocast, compute_dtype, weight_dtype
 from slipstream.train.world import World
 
 
@@ -52,6 +52,7 @@ class Worker:
         head = next((part for part in plain.modules() if isinstance(part, VocabularyHead)), None)
         self._first_token = head.first if head else None
         self._takes_targets = self.model.pipeline is None and takes_targets(plain)
+        self._copying = torch.cuda.Stream() if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def forward_backward(self, share: Share, scale: float) -> Tensor:
         """Leave the gradients of the batch's mean loss; return this worker's part of it for each micro-batch."""
@@ -135,13 +136,23 @@ class Worker:
 
     def here(self, samples: Tensor) -> Tensor:
         """On this worker's device, as the model takes them; what computes there is not waited for."""
-        on_gpu = self.world.device.type == "cuda"
-        if on_gpu:
-            samples = samples.pin_memory().to(self.world.device, non_blocking=True)
-        samples = as_model_takes(samples, self.job, self.plan, self._white)
-        if on_gpu and isinstance(self.model.whole, Resnet) and samples.dim() == 4:
-            return samples.contiguous(memory_format=torch.channels_last)  # what cuDNN's fastest convolutions want
-        return samples
+        dtype = weight_dtype(self.plan)
+        if self.world.device.type == "cuda":
+            samples = self._copied(samples)
+            if isinstance(self.model.whole, Resnet) and samples.dim() == 4:
+                samples = samples.contiguous(memory_format=torch.channels_last)  # what cuDNN's fastest kernels want
+                dtype = compute_dtype(self.plan)  # to which the first convolution would bring them
+        return as_model_takes(samples, self.job, self._white, dtype)
+
+    def _copied(self, samples: Tensor) -> Tensor:
+        """On the GPU, which goes on with what it computes meanwhile."""
+        assert self._copying, "there is one"
+        computing = torch.cuda.current_stream()
+        with torch.cuda.stream(self._copying):
+            there = samples.contiguous().pin_memory().to(self.world.device, non_blocking=True)
+        computing.wait_stream(self._copying)
+        there.record_stream(computing)
+        return there
 
     @contextmanager
     def _around(self, positions: Tensor, begins: Tensor | None = None) -> Iterator[None]:

@@ -23,7 +23,7 @@ def overwrite_with_gradient(scores: Tensor, targets: Tensor) -> Tensor:
     torch.softmax(scores, 1, out=scores)
     # The highest probability is at least one in the number of classes: its logarithm is always safe to take.
     total = highest - scores.gather(1, where).log_()
-    scores.scatter_add_(1, target, scores.new_tensor(-1.0).expand_as(target))
+    scores.scatter_add_(1, target, scores.new_full((1, 1), -1.0).expand_as(target))
     return torch.where(targets != IGNORED, (total - score_of_target).squeeze(1), 0.0)
 
 

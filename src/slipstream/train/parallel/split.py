@@ -58,7 +58,8 @@ class SplitModel:
         shorten_products(blocks, plan)
         if plan.compile:
             fold_activations(blocks, plan)
-            compile_model(model, blocks, keep_little=layout.recompute == "selective")
+            at_once = layout.workers == 1 and layout.recompute != "full"
+            compile_model(model, blocks, layout.recompute == "selective", at_once)
         if layout.recompute == "full" or (layout.recompute == "selective" and not plan.compile):
             recompute_blocks(blocks, layout.recompute, keys)
         if layout.pipeline > 1:

@@ -12,7 +12,7 @@ from slipstream.job.train import SHORT
 from slipstream.plan import Plan
 from slipstream.train.batches import as_model_takes
 from slipstream.train.parallel.split import SplitModel
-from slipstream.train.precision import autocast
+from slipstream.train.precision import autocast, weight_dtype
 
 _TOLERANCE = {"fp64": 1e-6, "fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 2e-2} | dict.fromkeys(SHORT, 5e-2)
 """How far outputs may be apart, as a part of the largest."""
@@ -27,7 +27,7 @@ class Trial:
         if not split or not isinstance(job.model, ImportModel | HuggingFaceModel):
             return
         inputs = dataset.fetch(np.array([0, min(1, len(dataset) - 1)])).inputs.to(device)
-        self._inputs = as_model_takes(inputs, job, plan, dataset.facts.white)
+        self._inputs = as_model_takes(inputs, job, dataset.facts.white, weight_dtype(plan))
         first, second = self._forward(model), self._forward(model)
         if torch.equal(first, second):  # a model that draws random numbers even here cannot be compared
             self._expected = first
