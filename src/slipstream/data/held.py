@@ -24,6 +24,10 @@ from slipstream.runs.cache import cache_folder
 _HELD = 2 * WINDOW * (RUN + 2)
 """Pages in memory: those of a window, whose runs may begin inside a page, and of the next one."""
 
+_FETCHED, _OPENED = 4, 2
+"""Runs that are fetched side by side from afar; and those of a folder, where each has the loop wait for Python's lock
+now and then."""
+
 
 class Source(Protocol):
     """Where files are: a `Storage` or a `Folder`."""
@@ -46,7 +50,7 @@ class HeldShards:
         self._width = -(-(manifest.page + SPARE) // self._pages.size)
         """Tokens for which a place has room."""
         places, size = min(_HELD, 2 * len(self._pages)), self._width * self._pages.size
-        self._memory = PageMemory(places, size, len(self._pages), self._load)
+        self._memory = PageMemory(places, size, len(self._pages), self._load, _OPENED if self.near else _FETCHED)
         self._tokens = self._memory.bytes.reshape(-1).view(manifest.dtype)
         self._begin = address_of(self._tokens)
 

@@ -14,8 +14,6 @@ from slipstream.data.order import RUN
 _NONE = np.empty(0, np.int64)
 _NOWHERE = -1
 _NEVER = np.iinfo(np.int64).max
-_AT_ONCE = 4
-"""Runs that are fetched side by side."""
 _MOST = RUN + 1
 """Pages that are fetched at once: a run of samples often begins and ends inside a page."""
 Load = Callable[[dict[int, memoryview]], Iterator[int]]
@@ -25,7 +23,7 @@ Load = Callable[[dict[int, memoryview]], Iterator[int]]
 class PageMemory:
     """Places are taken once and used again: fresh memory would cost nearly as much as decrypting a page into it."""
 
-    def __init__(self, places: int, size: int, pages: int, load: Load) -> None:
+    def __init__(self, places: int, size: int, pages: int, load: Load, at_once: int) -> None:
         self.bytes = _memory(places * size).reshape(places, size)
         self._load = load
         self._free = list(range(places))
@@ -39,7 +37,7 @@ class PageMemory:
         self._coming: set[int] = set()
         self._failed: dict[int, BaseException] = {}
         self._changed = threading.Condition()
-        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pages")
+        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="pages")
 
     @contextmanager
     def holding(self, pages: np.ndarray) -> Iterator[np.ndarray]:
