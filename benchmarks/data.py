@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS, alternate, console, facts, save, show
-from loaders import SIDES, Datasets, Shape, Turn, choose_sides, clean_environment, turns_of
+from encryption import measure_encryption
+from loaders import OURS, SIDES, Datasets, Shape, Turn, choose_sides, clean_environment, turns_of
 from memory import Peak
 from order_kept import compare_orders
 from prepare_text import measure_preparing, measure_preparing_memory
@@ -138,6 +139,9 @@ class Bench:
         )
         return results
 
+    def encryption(self) -> Results:
+        return measure_encryption(self.root, self.shape, 4 * self.rounds - 1)
+
     def prepare(self) -> Results:
         return measure_preparing(self.root, 60_000_000 if self.shape != SHORT else 2_000_000)
 
@@ -150,6 +154,7 @@ PARTS: dict[str, Callable[[Bench], Results]] = {
     "s3": Bench.s3,
     "memory": Bench.memory,
     "order": Bench.order,
+    "encryption": Bench.encryption,
     "prepare": Bench.prepare,
     "prepare-memory": Bench.prepare_memory,
 }
@@ -181,12 +186,13 @@ def read_options() -> argparse.Namespace:
 
         return parse
 
+    sides = [side for side in SIDES if side not in OURS[1:]]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--short", action="store_true", help="little data and one round, to see that it works")
     parser.add_argument("--rounds", type=int, help="default: 2")
     parser.add_argument("--samples", type=int, default=Shape.samples, help="of 2,048 tokens; a multiple of 160")
     parser.add_argument("--parts", type=listed(list(PARTS)), default=list(PARTS)[:-1], help=", ".join(PARTS))
-    parser.add_argument("--sides", type=listed(list(SIDES)), default=list(SIDES), help=", ".join(SIDES))
+    parser.add_argument("--sides", type=listed(sides), default=sides, help=", ".join(sides))
     parser.add_argument("--out", type=Path, default=RESULTS / "data.json")
     return parser.parse_args()
 

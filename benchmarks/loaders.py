@@ -39,7 +39,10 @@ SIDES = {
     "datasets-map": Side("by_datasets_map", storage=False),
     "datasets-iterable": Side("by_datasets_stream"),
     "bare": Side("by_numpy", peer=False),
+    "encrypted": Side("by_slipstream_encrypted", peer=False),
 }
+OURS = ("slipstream", "encrypted")
+"""The same tokens and the same program; one dataset is encrypted."""
 
 
 class Turn(NamedTuple):
@@ -141,7 +144,7 @@ class Datasets:
         tasks = [{**task, "module": SIDES[side].module, "out": str(out)} for out in outs]
         commands = [[python, str(PEERS / "data/reader.py"), json.dumps(each)] for each in tasks]
         # Slipstream's workers are started with this allocator (fleet/workers.py).
-        own = {**KEEP_MEMORY, "SLIPSTREAM_CACHE": cache} if side == "slipstream" else {}
+        own = {**KEEP_MEMORY, "SLIPSTREAM_CACHE": cache} if side in OURS else {}
         ways = [{**each, **own, "GLOBAL_RANK": each.get("RANK", "0")} for each in environments(ranks)]
         run_all(commands, ways, self.root / "log", timeout=1200, peak=peak)
         return [json.loads(out.read_text()) for out in outs if out.exists()]

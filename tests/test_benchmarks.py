@@ -68,6 +68,14 @@ def test_readers_of_data_are_compared(tmp_path: Path) -> None:
         assert result["tokens_per_s"] > 0 and result["first_s"] > 0 and result["resume_s"] > 0
 
 
+def test_encrypted_data_is_compared_with_plain(tmp_path: Path) -> None:
+    words = ("--sides", "bare", "--parts", "encryption")
+    results = run("data.py", *words, out=tmp_path / "data.json")["results"]
+    for result in results["encryption"]:
+        assert len(result["plain"]) == len(result["encrypted"]) == 3
+        assert sorted(result["ratios"])[1] == result["ratio"] > 0
+
+
 def test_preparing_is_timed(tmp_path: Path) -> None:
     words = ("--sides", "bare", "--parts", "prepare")
     results = run("data.py", *words, out=tmp_path / "data.json")["results"]

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from slipstream.data import open_dataset
 from slipstream.data.destinations import InFolder
-from slipstream.data.manifest import TOKENIZER
+from slipstream.data.sealing import guard_to_write
 from slipstream.data.tokenizer import Ids
-from slipstream.data.writing import ShardWriter
+from slipstream.data.writing import ShardWriter, write_tokenizer
 from slipstream.job import Job
 from slipstream.plan import Layout, make_plan, this_machine
 from slipstream.runs import Pulse
@@ -20,9 +20,10 @@ from slipstream.runs.pulse import create_pulse
 from slipstream.train.batches import Batches
 
 
-def write(tokens: np.ndarray, folder: Path, reading: Reading) -> None:
-    (folder / TOKENIZER).touch()
-    writer = ShardWriter(InFolder(folder), Ids(2**16, None, None), {}, shard=reading.shard * reading.sequence * 2)
+def write(tokens: np.ndarray, folder: Path, reading: Reading, encrypt: bool = False) -> None:
+    guard, shard = guard_to_write(folder, encrypt), reading.shard * reading.sequence * 2
+    write_tokenizer(folder, b"", guard)
+    writer = ShardWriter(InFolder(folder), Ids(2**16, None, None), {}, shard, guard=guard)
     for start in range(0, len(tokens), 512):
         some = tokens[start : start + 512].reshape(-1)
         writer.add(some, np.array([len(some)]))

@@ -3,13 +3,14 @@ by side, before they are used. This machine's disk keeps those of a remote datas
 encrypted."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from slipstream.data.folder import Folder
 from slipstream.data.guards import CHECKSUMS, SPARE, Guard
 from slipstream.data.manifest import DOCUMENTS, FIRSTS, MANIFEST, PAGES, Manifest, parse_manifest
 from slipstream.data.order import RUN, WINDOW
@@ -22,6 +23,10 @@ from slipstream.runs.cache import cache_folder
 
 _HELD = 2 * WINDOW * (RUN + 2)
 """Pages in memory: those of a window, whose runs may begin inside a page, and of the next one."""
+
+_FETCHED, _OPENED = 4, 2
+"""Runs that are fetched side by side from afar; and those of a folder, where each has the loop wait for Python's lock
+now and then."""
 
 
 class Source(Protocol):
@@ -38,23 +43,26 @@ class HeldShards:
 
     def __init__(self, source: Source, manifest: Manifest, cache: PageCache, guard: Guard = CHECKSUMS) -> None:
         self._source, self.manifest, self._cache, self._guard = source, manifest, cache, guard
+        self.near = isinstance(source, Folder)
+        """Whether what is expected has been opened by the time it is asked for: rows are then no more than copies."""
         self._pages = Pages(manifest, source.address, bytes(source.read(PAGES)), guard)
         self._firsts = self._read_firsts()
         self._width = -(-(manifest.page + SPARE) // self._pages.size)
         """Tokens for which a place has room."""
-        self._memory = PageMemory(min(_HELD, 2 * len(self._pages)), self._width * self._pages.size, self._load)
+        places, size = min(_HELD, 2 * len(self._pages)), self._width * self._pages.size
+        self._memory = PageMemory(places, size, len(self._pages), self._load, _OPENED if self.near else _FETCHED)
         self._tokens = self._memory.bytes.reshape(-1).view(manifest.dtype)
         self._begin = address_of(self._tokens)
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """The items at each start and those after it, a row for each."""
         first, last, beyond = self._needed(starts, length)
-        needed = between(first, last).tolist()
+        needed = between(first, last)
         if len(needed) > _HELD // 2:  # other threads need memory too
             return self._by_halves(starts, length)
         inside, whole = self._inside(starts), (first == last) & ~beyond
         with self._memory.holding(needed) as places:
-            begins = np.array([places[page] for page in first.tolist()], np.int64) * self._width + inside
+            begins = places[first] * self._width + inside
             made = copy_rows(self._begin + begins * self._pages.size, whole, length, self.manifest.dtype)
             for row in np.flatnonzero(~whole).tolist():
                 here = length - int(beyond[row])
@@ -66,7 +74,7 @@ class HeldShards:
     def expect(self, starts: np.ndarray, length: int) -> None:
         """These will be asked for: fetch them meanwhile."""
         first, last, _ = self._needed(starts, length)
-        self._memory.expect(between(first, last).tolist())
+        self._memory.expect(between(first, last))
 
     def documents(self) -> np.ndarray:
         """Where each document begins, and last where the last one ends."""
@@ -98,13 +106,13 @@ class HeldShards:
         half = length // 2
         return np.concatenate([self.rows(starts, half), self.rows(starts + half, length - half)], axis=1)
 
-    def _across(self, page: int, place: int, length: int, places: Mapping[int, int]) -> np.ndarray:
+    def _across(self, page: int, place: int, length: int, places: np.ndarray) -> np.ndarray:
         """Tokens that begin in one page and end in another."""
         parts = []
         while length:
             _, start, end = self._pages.bounds(page)
             size = min(length, (end - start) // self._pages.size - place)
-            begin = places[page] * self._width + place
+            begin = int(places[page]) * self._width + place
             parts.append(self._tokens[begin : begin + size])
             page, place, length = page + 1, 0, length - size
         return np.concatenate(parts)

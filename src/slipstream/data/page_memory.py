@@ -1,18 +1,19 @@
 """Pages in memory: a fixed number of places, filled side by side. What was not used for longest goes first."""
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import groupby
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import numpy as np
 
 from slipstream.data.order import RUN
 
-_AT_ONCE = 4
-"""Runs that are fetched side by side."""
+_NONE = np.empty(0, np.int64)
+_NOWHERE = -1
+_NEVER = np.iinfo(np.int64).max
 _MOST = RUN + 1
 """Pages that are fetched at once: a run of samples often begins and ends inside a page."""
 Load = Callable[[dict[int, memoryview]], Iterator[int]]
@@ -22,58 +23,83 @@ Load = Callable[[dict[int, memoryview]], Iterator[int]]
 class PageMemory:
     """Places are taken once and used again: fresh memory would cost nearly as much as decrypting a page into it."""
 
-    def __init__(self, places: int, size: int, load: Load) -> None:
-        self.bytes = np.empty((places, size), np.uint8)
+    def __init__(self, places: int, size: int, pages: int, load: Load, at_once: int) -> None:
+        self.bytes = _memory(places * size).reshape(places, size)
         self._load = load
         self._free = list(range(places))
-        self._filled: OrderedDict[int, int] = OrderedDict()
-        """The place of each page."""
+        self._place = np.full(pages, _NOWHERE)
+        """Of each page that is filled."""
+        self._page = np.full(places, _NOWHERE)
+        """The page that fills each place."""
+        self._used = np.full(places, _NEVER)
+        """When each place was asked for last; never, where no page fills it."""
+        self._now = 0
         self._coming: set[int] = set()
         self._failed: dict[int, BaseException] = {}
         self._changed = threading.Condition()
-        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pages")
+        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="pages")
 
     @contextmanager
-    def holding(self, pages: Collection[int]) -> Iterator[Mapping[int, int]]:
-        """The places of these pages. Nothing moves until the end of the block, which therefore should be short."""
+    def holding(self, pages: np.ndarray) -> Iterator[np.ndarray]:
+        """The place of each of these pages, by its number. Nothing moves until the end of the block, which therefore
+        should be short."""
         assert len(pages) <= len(self.bytes)
         with self._changed:
-            self.expect(pages)
-            while missing := [page for page in pages if page not in self._filled]:
+            while len(missing := self._begin_missing(pages)):
                 self._changed.wait()
-                for page in missing:
+                for page in missing.tolist():
                     if error := self._failed.pop(page, None):
                         raise error
-                self.expect(pages)  # again, if there was no place for all, or another thread has taken one
-            yield self._filled
+            yield self._place
 
-    def expect(self, pages: Iterable[int]) -> None:
+    def expect(self, pages: np.ndarray) -> None:
         """These will be needed: fill places with them meanwhile, as far as there are any."""
         with self._changed:
-            new = []
-            for page in pages:
-                if page in self._filled:
-                    self._filled.move_to_end(page)
-                elif page not in self._coming:
-                    new.append(page)
-            for neighbours in _neighbours(new[: len(self._free) + len(self._filled)]):
-                self._begin(neighbours)
+            self._begin_missing(pages)
+
+    def _begin_missing(self, pages: np.ndarray) -> np.ndarray:
+        """Those that are not there, some of them on their way; again, if there was no place for all, or another thread
+        has taken one."""
+        places = self._place[pages]
+        here = places != _NOWHERE
+        self._now += 1
+        self._used[places[here]] = self._now
+        if here.all():  # nearly always, and it is asked often
+            return _NONE
+        missing: np.ndarray = pages[~here]
+        new = [page for page in missing.tolist() if page not in self._coming]
+        for neighbours in _neighbours(new[: len(self.bytes) - len(self._coming)]):
+            self._begin(neighbours)
+        return missing
 
     def _begin(self, pages: list[int]) -> None:
         for page in pages:
             self._failed.pop(page, None)  # what has failed is tried again
         self._coming.update(pages)
-        places = {page: self._free.pop() if self._free else self._filled.popitem(last=False)[1] for page in pages}
-        self._pool.submit(self._fetch, places)
+        self._pool.submit(self._fetch, {page: self._take_place() for page in pages})
+
+    def _take_place(self) -> int:
+        if self._free:
+            return self._free.pop()
+        place = int(self._used.argmin())
+        assert self._used[place] != _NEVER
+        self._place[self._page[place]] = self._page[place] = _NOWHERE
+        self._used[place] = _NEVER
+        return place
+
+    def _fill(self, page: int, place: int) -> None:
+        self._coming.remove(page)
+        self._place[page], self._page[place] = place, page
+        self._now += 1
+        self._used[place] = self._now
+        self._changed.notify_all()
 
     def _fetch(self, places: dict[int, int]) -> None:
         missing = dict(places)
         try:
             for page in self._load({page: self.bytes[place].data for page, place in places.items()}):
                 with self._changed:
-                    self._coming.remove(page)
-                    self._filled[page] = missing.pop(page)
-                    self._changed.notify_all()
+                    self._fill(page, missing.pop(page))
         except BaseException as error:  # raised where a page is needed
             with self._changed:
                 for page, place in missing.items():
@@ -81,6 +107,12 @@ class PageMemory:
                     self._failed[page] = error
                     self._free.append(place)
                 self._changed.notify_all()
+
+
+def _memory(size: int) -> np.ndarray:
+    """Not by numpy, which asks the system for large pages: a virtual machine may give those that are free back to its
+    host, and to have one again, 2 MiB, took 4 ms, in which ten times as much can be decrypted."""
+    return np.frombuffer(mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS), np.uint8)
 
 
 def _neighbours(pages: list[int]) -> Iterator[list[int]]:

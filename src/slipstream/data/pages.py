@@ -1,6 +1,7 @@
 """Pages of a prepared dataset: which items are in which, and whether what is there is what was prepared."""
 
 import hashlib
+from bisect import bisect_right
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,8 @@ class Pages:
         self.size = manifest.dtype.itemsize
         """Bytes of an item."""
         self._records = checked(records, PAGES, manifest, where)
-        self._first = np.array([first for _, first in manifest.pages])
+        self._firsts = [first for _, first in manifest.pages]
+        self._first = np.array(self._firsts)
 
     def __len__(self) -> int:
         return len(self._records) // self._guard.record
@@ -44,8 +46,8 @@ class Pages:
 
     def bounds(self, page: int) -> Bounds:
         """Where a page lies."""
-        shard = int(np.searchsorted(self._first, page, side="right")) - 1
-        start = (page - int(self._first[shard])) * self.manifest.page
+        shard = bisect_right(self._firsts, page) - 1
+        start = (page - self._firsts[shard]) * self.manifest.page
         return Bounds(shard, start, min(start + self.manifest.page, self.manifest.shards[shard].items * self.size))
 
     def open(self, page: int, stored: Bytes, into: memoryview) -> bool:

@@ -37,7 +37,7 @@ class Prepared:
         """Samples of a page: those that are fetched at once."""
         self._shards, self._sequence, self._shift = shards, sequence, shift
         self._documents = shards.documents() if documents else None
-        self.near = isinstance(shards, Shards) and not documents
+        self.near = shards.near and not documents
         """Whether a fetch is no more than a copy: what is expected has been read by then."""
 
     def __len__(self) -> int:

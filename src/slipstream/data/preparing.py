@@ -3,6 +3,7 @@ processes there are."""
 
 import hashlib
 import os
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -182,5 +183,5 @@ def _encode(batch: list[Piece]) -> Encoded:
         count += len(tokens)
         if piece.ends:
             ends.append(count)
-    tokens_of_all = np.concatenate([np.array(part, ids.dtype) for part in parts])
+    tokens_of_all = np.concatenate([np.frombuffer(array("I", part), np.uint32) for part in parts]).astype(ids.dtype)
     return Encoded(tokens_of_all, np.array(ends, np.int64), sum(len(piece.text) for piece in batch))

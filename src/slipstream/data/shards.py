@@ -21,6 +21,9 @@ _KNOWN = 4 * WINDOW * (RUN + 2)
 class Shards:
     """Only where nothing is encrypted: rows are taken from the mapped files as they are."""
 
+    near = True
+    """As in `HeldShards`."""
+
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._files, self.manifest = Folder(folder, manifest), manifest
         self._pages = Pages(manifest, str(folder), bytes(self._files.read(PAGES)))

@@ -18,11 +18,10 @@ def address_of(items: np.ndarray) -> int:
 def copy_rows(addresses: np.ndarray, whole: np.ndarray, length: int, dtype: np.dtype) -> np.ndarray:
     """A row for each address, of the items that lie there and after it. Those that are not `whole` there, which are
     few, are left for the caller to fill."""
-    if whole.all():
-        return _copied(addresses, length, dtype)
-    made = np.empty((len(addresses), length), dtype)
-    made[whole] = _copied(addresses[whole], length, dtype)
-    return made
+    if not whole.any():
+        return np.empty((len(addresses), length), dtype)
+    # All in one call, which is the quickest: in place of the others, one that is whole.
+    return _copied(np.where(whole, addresses, addresses[whole.argmax()]), length, dtype)
 
 
 def _copied(addresses: np.ndarray, length: int, dtype: np.dtype) -> np.ndarray:
