@@ -3,7 +3,8 @@
 A model knows little of what else decides: how TCP starts, how many connections a switch bears, which processor hands
 over the messages. So the run's own buckets are tried, the largest first: TCP learns from them how quick a link is, and
 later ones find it as they will in training. At each size the ways that may be the quickest by the model go in turn, and
-one that falls behind by more than chance drops out: the time goes to those that are close.
+one that falls behind by more than chance drops out: the time goes to those that are close. Which way leads may change
+with the size, so large buckets are tried whole, too; there a round takes seconds, and fewer ways and rounds must do.
 """
 
 import math
