@@ -2,11 +2,14 @@
 
 Hosts are network namespaces of this machine (`network.py`). Sides take turns at every size; all workers begin at the
 same moment, and a sum has taken as long as the last of them; the median of the rounds counts, and half of them lie
-between the quartiles. `auto` runs the code of what it chooses, so its figure is that side's; it has tried what it takes
-for a run whose buckets have these sizes.
+between the quartiles. All sides have as many rounds, after one to warm up: until the standard error of every side's
+median is 2% of it or less, or the sums of a size have taken `--seconds`; five at least and 400 at most. `auto` runs the
+code of what it chooses, so its figure is that side's; it has tried what it takes for a run whose buckets have these
+sizes.
 """
 
 import argparse
+import math
 import multiprocessing as mp
 import os
 import statistics
@@ -24,8 +27,10 @@ from slipstream.fleet.workers import KEEP_MEMORY
 
 SIDES = ("gloo", "ring", "tree", "halving-doubling", "hierarchical")
 KB, MB = 2**10, 2**20
-LEAST, MOST = 5, 100
+LEAST, MOST = 5, 400
 """Rounds of each side: with fewer, the best is whichever was lucky."""
+KNOWN = 0.02
+"""Standard error of a median, as a part of it, that is small enough to see 5% between two."""
 RATIOS = ("auto_to_best", "auto_to_best_by_best_rounds", "auto_to_gloo", "ring_to_tree")
 
 
@@ -39,7 +44,7 @@ class Case:
     delay: float
     sizes: tuple[int, ...]
     seconds: float
-    """For each size, about: small ones get more rounds."""
+    """Of sums, for each size, at most, unless the fewest rounds take longer; none: one round, to see that it works."""
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -111,7 +116,7 @@ def work(case: Case, rank: int, network: Network, store: str, meeting: Meeting, 
     for size in case.sizes:
         seconds[size] = {side: [] for side in case.sides}
         adders = {side: _adder(side, case) for side in case.sides}
-        for side in _turns(case, seconds[size]):
+        for side in _turns(case.sides, seconds[size], case.seconds):
             flat = torch.ones(size // 4)
             seconds[size][side].append(_time(adders[side], flat, rank, meeting))
             assert flat[0] == flat[-1] == len(case.nodes), f"{side} does not add up"
@@ -132,12 +137,22 @@ def _adder(side: str, case: Case) -> Any:
     return Backend(group) if side == "gloo" else PointToPoint(ALGORITHMS[side], Links(group, case.nodes))
 
 
-def _turns(case: Case, seconds: dict[str, list[float]]) -> Iterator[str]:
-    """A first round to warm up, then those that count: all workers know how long it took."""
-    yield from case.sides
-    once = sum(times.pop() for times in seconds.values())
-    least = LEAST if case.seconds else 1
-    yield from alternate(case.sides, max(least, min(MOST, int(case.seconds / once))))
+def _turns(sides: list[str], seconds: dict[str, list[float]], most: float) -> Iterator[str]:
+    """A first round to warm up, then those that count: what the times so far say is the same for all workers."""
+    yield from sides
+    for times in seconds.values():
+        times.clear()
+    for side in alternate(sides, MOST):
+        if len({len(times) for times in seconds.values()}) == 1 and _enough(list(seconds.values()), most):
+            return
+        yield side
+
+
+def _enough(seconds: list[list[float]], most: float) -> bool:
+    rounds = len(seconds[0])
+    if rounds < LEAST:
+        return rounds > 0 and not most
+    return sum(map(sum, seconds)) >= most or max(map(uncertainty, seconds)) <= KNOWN
 
 
 def _time(adder: Any, flat: Any, rank: int, meeting: Meeting) -> float:
@@ -166,6 +181,7 @@ def summarise(case: Case, found: dict[str, Any]) -> list[dict[str, Any]]:
                 "bytes": size,
                 "seconds": {side: round(value, 6) for side, value in median.items()},
                 "quartiles": {side: [round(value, 6) for value in quartiles(each)] for side, each in times.items()},
+                "uncertainty": {side: round(uncertainty(each), 4) for side, each in times.items()},
                 "best_round": {side: round(value, 6) for side, value in best.items()},
                 "rounds": len(times["gloo"]),
                 "auto": chosen,
@@ -185,6 +201,12 @@ def summarise(case: Case, found: dict[str, Any]) -> list[dict[str, Any]]:
 def quartiles(times: list[float]) -> tuple[float, float]:
     ordered = sorted(times)
     return ordered[len(times) // 4], ordered[3 * len(times) // 4]
+
+
+def uncertainty(times: list[float]) -> float:
+    """The standard error of the median, as a part of it: 1.25 σ/√n, where 1.35 σ lie between the quartiles."""
+    low, high = quartiles(times)
+    return 1.25 / 1.35 * (high - low) / math.sqrt(len(times)) / statistics.median(times)
 
 
 def show_case(case: Case, rows: list[dict[str, Any]]) -> None:
@@ -215,7 +237,7 @@ def _spread(row: dict[str, Any], side: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--short", action="store_true", help="few hosts, small sizes, one round, to see that it works")
-    parser.add_argument("--seconds", type=float, default=8.0, help="for each size and network; default: 8")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of sums, for each size and network; default: 30")
     parser.add_argument("--hosts", default="8x1,4x2", help="hosts and workers on each; default: 8x1,4x2")
     parser.add_argument("--delays", default="0,0.005,0.025", help="seconds; default: 0,0.005,0.025")
     parser.add_argument("--kilobytes", default="1,4,64,1024,8192,65536", help="sizes; default: 1 KB to 64 MB")

@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from slipstream.plan import Network
 from slipstream.train.exchange.adding import ALGORITHMS
 from slipstream.train.exchange.adding.hierarchical import place_in_levels
 from slipstream.train.exchange.adding.links import Links, PointToPoint
+from slipstream.train.exchange.adding.timing import time_ways
 from slipstream.train.exchange.adding.tree import place_in_tree
 
 WORKERS = range(2, 10)
@@ -26,6 +28,9 @@ SIZES = {  # some smaller than the number of workers, some exchanged whole, some
     torch.float16: (1_003,),
 }
 Case = tuple[str, int, str, int]
+Checksums = dict[Case, tuple[int, int]]
+Tried = dict[str, dict[int, float]]
+BUCKETS = (2**20, 2**12)
 
 
 def numbers(rank: int, size: int, dtype: torch.dtype) -> Tensor:
@@ -51,12 +56,19 @@ def check(algorithm: str, group: dist.ProcessGroup, size: int, dtype: torch.dtyp
     return tuple(zlib.crc32(flat.view(torch.uint8).numpy().tobytes()) for flat in (first, second))  # type: ignore[return-value]
 
 
+def try_ways() -> Tried:
+    """Where all ways together take so long that a round with less comes first for the larger bucket."""
+    network = Network(nodes=tuple(rank // 3 for rank in range(max(WORKERS))), latency=1e-5, bandwidth=1e9)
+    with patch("slipstream.train.exchange.adding.timing._LONG", 0.005):
+        return time_ways(network, ALGORITHMS, BUCKETS)
+
+
 def serve(rank: int, store: str, results: Any) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=max(WORKERS))
     patch("slipstream.train.exchange.adding.links.SEGMENT", 2**17).start()  # so that few numbers are several segments
-    found: dict[Case, tuple[int, int]] = {}
+    found: Checksums = {}
     try:
         for workers in WORKERS:
             group = dist.new_group(list(range(workers)))
@@ -64,14 +76,14 @@ def serve(rank: int, store: str, results: Any) -> None:
                 for dtype, sizes in SIZES.items():
                     for size in sizes:
                         found[algorithm, workers, str(dtype), size] = check(algorithm, group, size, dtype)
-        results.put((rank, found))
+        results.put((rank, (found, try_ways())))
     except BaseException as error:
         results.put((rank, error))
 
 
 @pytest.fixture(scope="module")
-def checksums(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Case, tuple[int, int]]]:
-    """Of each worker. All cases run in one set of processes, whose start takes longer than they do."""
+def served(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Checksums, Tried]]:
+    """By each worker. All cases run in one set of processes, whose start takes longer than they do."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["slipstream.train.loop"])
     results = context.Queue()
@@ -96,12 +108,20 @@ def checksums(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Case, tuple
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_sums_are_exact_and_the_same_each_time_on_every_worker(algorithm: str, checksums: Any) -> None:
+def test_sums_are_exact_and_the_same_each_time_on_every_worker(algorithm: str, served: Any) -> None:
+    checksums = [found for found, _ in served]
     for case, (first, second) in checksums[0].items():
         if case[0] == algorithm:
             assert first == second, case
             assert {found[case] for found in checksums[: case[1]]} == {(first, second)}, case
     assert sum(case[0] == algorithm for case in checksums[0]) == len(WORKERS) * sum(map(len, SIZES.values()))
+
+
+def test_buckets_are_tried_at_their_own_size_and_all_workers_know_the_same(served: Any) -> None:
+    first, *others = [tried for _, tried in served]
+    assert {size for sizes in first.values() for size in sizes} == set(BUCKETS)
+    assert all(tried == first for tried in others)
+    assert all(seconds > 0 for sizes in first.values() for seconds in sizes.values())
 
 
 @given(st.integers(2, 100))

@@ -135,6 +135,23 @@ def test_ways_of_adding_up_are_compared(tmp_path: Path, monkeypatch: pytest.Monk
     assert rows[2]["latency"] > 0.002
 
 
+def test_rounds_go_on_until_every_median_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from allreduce import LEAST, MOST, _turns
+
+    def rounds(spread: float, most: float) -> int:
+        times: dict[str, list[float]] = {"gloo": [], "ring": []}
+        for side in _turns(list(times), times, most):
+            times[side].append(1.0 if side == "gloo" else 1.0 + spread * (len(times[side]) % 2))
+        assert len(times["gloo"]) == len(times["ring"])
+        return len(times["ring"])
+
+    assert rounds(0.0, most=1e9) == LEAST
+    assert LEAST < rounds(0.1, most=1e9) < rounds(0.2, most=1e9) < MOST == rounds(9.0, most=1e9)
+    assert rounds(9.0, most=60.0) == 10, "or they have taken so many seconds"
+    assert rounds(9.0, most=0.0) == 1
+
+
 def test_hosts_go_with_the_block_that_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from network import hosts, missing

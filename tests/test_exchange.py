@@ -123,7 +123,8 @@ def test_auto_goes_by_what_was_tried_and_not_by_the_model():
 def test_auto_tries_few_sizes_that_stand_for_all_buckets():
     far = Network(nodes=(0, 1, 2, 3), latency=0.02, bandwidth=1e8)
     assert sizes_to_try([1_000, 4_000, 10_000, 2_000_000, 2_050_000], far) == [2_050_000, 10_000]
-    assert sizes_to_try([2**28, 2**24], far) == [2**24], "none takes long"
+    assert sizes_to_try([2**26, 2**24], far) == [2**26, 2**24], "large ones too"
+    assert sizes_to_try([2**30], far) == [2**27], "none takes minutes"
 
 
 @pytest.mark.parametrize("algorithm", ["halving-doubling", "hierarchical"])
