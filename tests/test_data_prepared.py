@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from jobs import merge
 from program import SLIPSTREAM, slipstream, write_job
 from slipstream.data import open_dataset, windows
-from slipstream.data.destinations import InFolder
+from slipstream.data.destinations import InFolder, claim
 from slipstream.data.manifest import DOCUMENTS, MANIFEST, PAGES, TOKENIZER, read_manifest
 from slipstream.data.pages import DamagedShard
 from slipstream.data.prepared import Prepared
@@ -169,11 +169,38 @@ def test_a_killed_preparation_goes_on(text: Path, dataset: Path, tmp_path: Path)
         process.wait()
         killed += 1
         if (dest / MANIFEST).exists():  # it was quicker
-            (dest / PROGRESS).unlink(missing_ok=True)
+            for name in (PROGRESS, ".lock"):
+                (dest / name).unlink(missing_ok=True)
             break
     assert killed >= 2 and contents(dest) == contents(dataset)
     again = prepare(text, dest)
     assert again.returncode == 2 and "is a prepared dataset already" in again.stderr
+
+
+def test_two_preparations_of_one_folder(text: Path, dataset: Path, tmp_path: Path) -> None:
+    """The second is refused and leaves what the first has written; when that has ended, it goes on."""
+    dest = tmp_path / "dataset"
+    dest.mkdir()
+    with claim(dest):
+        (dest / TOKENIZER).write_bytes(b"of the first")
+        done = prepare(text, dest)
+        assert done.returncode == 2 and "is being prepared by another process" in " ".join(done.stderr.split())
+        assert contents(dest) == {".lock": b"", TOKENIZER: b"of the first"}
+    (dest / TOKENIZER).unlink()
+    assert prepare(text, dest).returncode == 0
+    assert contents(dest) == contents(dataset)
+
+
+def test_a_preparation_that_is_stopped_says_that_it_goes_on(text: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "dataset"
+    command = [SLIPSTREAM, "data", "prepare", str(text), str(dest), "--vocabulary", "300", "--shard", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 120
+    while not (dest / TOKENIZER).exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and said.strip().endswith("the same command goes on after the last whole shard")
 
 
 def test_an_unfinished_preparation_of_something_else_is_not_gone_on_with(text: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -196,11 +197,10 @@ def test_mnist_gives_what_it_gives_directly(tmp_path: Path) -> None:
     found = opened({"prepared": str(prepared("in", cwd=tmp_path))})
     direct = opened({"source": "mnist", "path": str(tmp_path / "in")})
     expected, batch = direct.fetch(stored(np.arange(30), 30)), found.fetch(np.arange(30))
-    plan: Any = SimpleNamespace(precision="fp64")
     job: Any = SimpleNamespace(data=None)
     assert batch.inputs.itemsize == 1 and batch.targets.equal(expected.targets)
     seen = [
-        as_model_takes(each.inputs, job, plan, dataset.facts.white)
+        as_model_takes(each.inputs, job, dataset.facts.white, torch.float64)
         for each, dataset in ((batch, found), (expected, direct))
     ]
     assert seen[0].equal(seen[1]) and (found.facts.inputs, found.facts.outputs) == ((1, 4, 5), 7)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream.cli.errors import REFUSED
+from slipstream.cli.errors import INTERRUPTED, REFUSED
 from slipstream.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -82,6 +82,9 @@ def prepare(
     except (ValueError, StorageGone) as error:
         print(error, file=sys.stderr)
         raise typer.Exit(REFUSED) from None
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on after the last whole shard", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     _print_made(made, dest)
 
 

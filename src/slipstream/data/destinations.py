@@ -1,18 +1,37 @@
 """Where a dataset is made: in its folder, or in object storage, which gets each shard as soon as it is whole."""
 
+import fcntl
 import hashlib
 import re
 import shutil
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from slipstream.data.manifest import DOCUMENTS, FIRSTS, MANIFEST, PAGES, TOKENIZER, Manifest, manifest_text
 from slipstream.data.storage import Storage, StorageGone, is_remote
 from slipstream.runs.cache import cache_folder
 
 PROGRESS = "progress.json"
-_OURS = re.compile(rf"shard-\d+\.bin|\.?({'|'.join((PAGES, DOCUMENTS, FIRSTS, TOKENIZER, PROGRESS, MANIFEST))})")
+_LOCK = ".lock"
+_OURS = re.compile(
+    rf"shard-\d+\.bin|\.?({'|'.join((PAGES, DOCUMENTS, FIRSTS, TOKENIZER, PROGRESS, MANIFEST))})|{re.escape(_LOCK)}"
+)
 """Names of the files of a dataset, and their drafts."""
+
+
+class Claimed(ValueError):
+    """Another process prepares the same dataset."""
+
+
+def claim(folder: Path) -> TextIO:
+    """The folder is this process's alone until the file is closed; one that is killed lets go."""
+    lock = (folder / _LOCK).open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise Claimed(f"{folder} is being prepared by another process; wait for its end, or choose another") from None
+    return lock
 
 
 def entries(folder: Path) -> list[Path]:
@@ -63,7 +82,8 @@ class InFolder:
         draft = self.folder / f".{MANIFEST}"
         draft.write_text(manifest_text(manifest), encoding="utf-8")
         draft.rename(self.folder / MANIFEST)
-        (self.folder / PROGRESS).unlink(missing_ok=True)
+        for name in (PROGRESS, _LOCK):
+            (self.folder / name).unlink(missing_ok=True)
 
 
 class InStorage:

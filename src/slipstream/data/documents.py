@@ -176,7 +176,9 @@ def _parquet_texts(path: File, field: str) -> Iterator[str]:
 def _check_column(field: str, names: Sequence[str], path: File) -> None:
     if field not in names:
         hint = nearest(field, names) or f"; it has {', '.join(names)}"
-        raise ValueError(f"{path}: there is no column {field!r}{hint}; the field says which column holds the text")
+        raise ValueError(
+            f"{path}: there is no column {field!r}{hint}; data.field, or --field, says which column holds the text"
+        )
 
 
 def _json_texts(file: TextIO, path: File, field: str) -> Iterator[TextIO]:

@@ -1,11 +1,12 @@
 """What every preparation is told, and how it begins."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.data.destinations import PROGRESS, Destination, entries
+from slipstream.data.destinations import PROGRESS, Claimed, Destination, claim, entries
 from slipstream.data.guards import Guard
 from slipstream.data.holding import Holds, Ids
 from slipstream.data.manifest import Manifest, page_of
@@ -26,6 +27,8 @@ class Making:
     progress: Callable[[int, int], None]
     """Told how much is done, in what the source is measured in, and how many items it made."""
     say: Callable[[str], None]
+    until_the_end: ExitStack = field(default_factory=ExitStack)
+    """Closed when it is made, or is not to be."""
 
     @property
     def folder(self) -> Path:
@@ -37,7 +40,10 @@ class Making:
         self.dest.refuse_if_prepared()
         existed, before = self.folder.exists(), entries(self.folder)
         try:
-            return how(self)
+            with ExitStack() as until_the_end:
+                return how(replace(self, until_the_end=until_the_end))
+        except Claimed:  # what is new there is another's
+            raise
         except ValueError:
             if not (self.folder / PROGRESS).exists():
                 for path in set(entries(self.folder)) - set(before):
@@ -48,10 +54,10 @@ class Making:
 
     def begin(self) -> Guard:
         """The folder, empty or with a part of the same; what closes the files in it."""
-        self.dest.refuse_if_prepared()
-        guard = guard_to_write(self.folder, self.encrypt)
         self.folder.mkdir(parents=True, exist_ok=True)
-        return guard
+        self.until_the_end.enter_context(claim(self.folder))
+        self.dest.refuse_if_prepared()  # again: another may have ended since
+        return guard_to_write(self.folder, self.encrypt)
 
     def writer(self, holds: Holds, identity: dict[str, Any], guard: Guard) -> ShardWriter:
         """Writes items after those that are there; `identity` is all that determines them, but for the shards."""

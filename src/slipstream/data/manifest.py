@@ -117,6 +117,8 @@ def read_manifest(folder: Path, setting: str) -> Manifest:
     """Raises ValueError if there is none, or none that can be understood; `setting` is what named the folder."""
     path = folder / MANIFEST
     if not path.is_file():
+        if folder.is_file():
+            raise ValueError(f"{setting}: {folder} is a file; a prepared dataset is a folder")
         there = "is not a prepared dataset: it has no manifest" if folder.is_dir() else "is not there"
         raise ValueError(f"{setting}: {folder} {there}; `slipstream data prepare SOURCE {folder}` makes one")
     return parse_manifest(path.read_text(encoding="utf-8", errors="replace"), str(path), setting)

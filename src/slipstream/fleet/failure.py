@@ -103,6 +103,11 @@ _HINTS: list[tuple[tuple[str, ...], str]] = [
         "if nobody did this, the system was out of memory: lower layout.micro_batch or the number of workers; "
         "then `slipstream resume`",
     ),
+    (
+        ("(SIGBUS)",),
+        "a file that is mapped into memory has become shorter, or its disk failed: if the data is a prepared folder, "
+        "`slipstream data verify` names the file; mend it, then `slipstream resume`",
+    ),
     (("(SIGTERM)", "(SIGINT)", "(SIGHUP)"), "somebody or some scheduler ended it; `slipstream resume` goes on"),
     (
         ("NonFiniteLoss",),
