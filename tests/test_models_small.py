@@ -121,15 +121,16 @@ def test_the_users_own_model() -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_a_resnet_is_compiled_without_a_break(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resnet_is_compiled_without_a_break(norm: str, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a compiler that only traces: what it makes of the graph is torch's affair."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     model = build_model(job({"kind": "resnet", "depth": 18, "norm": norm, "width": 4, "stem": "small"}), IMAGES)
     synchronise_batch_norm(model)
     images = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     plain = copy.deepcopy(model)
-    compile_model(model, [], keep_little=False)
+    compile_model(model, [], keep_little=False, at_once=at_once)
     torch.testing.assert_close(model(images), plain(images))
     model(images).sum().backward()
     plain(images).sum().backward()
