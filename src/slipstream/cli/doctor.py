@@ -10,7 +10,7 @@ from typing import Any
 
 from slipstream.cli.options import AsJson
 
-_EXTRAS = {"transformers": "hf", "sklearn": "digits", "pyarrow": "parquet"}
+_EXTRAS = {"transformers": "hf", "sklearn": "digits", "pyarrow": "parquet", "gigatoken": "tokens"}
 
 
 def command(as_json: AsJson = False) -> None:

@@ -3,7 +3,6 @@ processes there are."""
 
 import hashlib
 import os
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
-from tokenizers import Tokenizer
 
 from slipstream.data.destinations import PROGRESS
 from slipstream.data.documents import STDLIB, Piece, find_files, read_pieces
+from slipstream.data.encoding import Encoder
 from slipstream.data.files import File, stamps
 from slipstream.data.files import size_of as bytes_of
 from slipstream.data.guards import Guard
@@ -22,7 +21,7 @@ from slipstream.data.making import Making
 from slipstream.data.manifest import TOKENIZER, Manifest
 from slipstream.data.queries import Query, check_query, is_address, make_query, read_rows
 from slipstream.data.spreading import spread
-from slipstream.data.tokenizer import VOCABULARY, Ids, batches, ids_of, parse_tokenizer, train_tokenizer
+from slipstream.data.tokenizer import VOCABULARY, Ids, batches, ids_of, parse_tokenizer, train_tokenizer, with_end
 from slipstream.data.writing import ShardWriter, write_tokenizer
 from slipstream.job.data import TextData
 
@@ -161,27 +160,19 @@ def _to_do(
         )
 
 
-_worker: tuple[Tokenizer, Ids]
+_worker: tuple[Encoder, Ids]
 
 
 def _begin(tokenizer: bytes, ids: Ids) -> None:
     global _worker
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process for each core does better than threads
-    _worker = parse_tokenizer(tokenizer, TOKENIZER), ids
+    _worker = Encoder(parse_tokenizer(tokenizer, TOKENIZER)), ids
 
 
 def _encode(batch: list[Piece]) -> Encoded:
-    tokenizer, ids = _worker
-    encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
-    parts: list[list[int]] = []
-    ends, count = [], 0
-    for piece, encoding in zip(batch, encodings, strict=True):
-        tokens = encoding.ids
-        if piece.ends and ids.end_of_text is not None:
-            tokens.append(ids.end_of_text)
-        parts.append(tokens)
-        count += len(tokens)
-        if piece.ends:
-            ends.append(count)
-    tokens_of_all = np.concatenate([np.frombuffer(array("I", part), np.uint32) for part in parts]).astype(ids.dtype)
-    return Encoded(tokens_of_all, np.array(ends, np.int64), sum(len(piece.text) for piece in batch))
+    encoder, ids = _worker
+    tokens = encoder.encode([piece.text for piece in batch])
+    parts = [with_end(part, piece, ids) for part, piece in zip(tokens, batch, strict=True)]
+    places = np.cumsum([len(part) for part in parts])
+    ends = places[[piece.ends for piece in batch]]
+    return Encoded(np.concatenate(parts).astype(ids.dtype), ends, sum(len(piece.text) for piece in batch))

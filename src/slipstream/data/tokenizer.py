@@ -8,6 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from slipstream.data.documents import Piece
+from slipstream.data.encoding import Encoder
 
 VOCABULARY = 4096
 """Entries of a tokeniser trained here, unless the job says otherwise."""
@@ -78,11 +79,17 @@ def train_tokenizer(pieces: Iterable[Piece], size: int | None, vocabulary: int) 
 
 def encode(tokenizer: Tokenizer, pieces: Iterable[Piece], ids: Ids) -> Iterator[tuple[np.ndarray, bool]]:
     """The ids of each piece, and whether a document ends with them."""
+    encoder = Encoder(tokenizer)
     for batch in batches(pieces, _BATCH):
-        encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
-        for piece, encoding in zip(batch, encodings, strict=True):
-            end = [ids.end_of_text] if piece.ends and ids.end_of_text is not None else []
-            yield np.array(encoding.ids + end, ids.dtype), piece.ends
+        for piece, tokens in zip(batch, encoder.encode([piece.text for piece in batch]), strict=True):
+            yield with_end(tokens.astype(ids.dtype), piece, ids), piece.ends
+
+
+def with_end(tokens: np.ndarray, piece: Piece, ids: Ids) -> np.ndarray:
+    """These tokens, and what ends a document if the piece does."""
+    return (
+        np.append(tokens, tokens.dtype.type(ids.end_of_text)) if piece.ends and ids.end_of_text is not None else tokens
+    )
 
 
 def _evenly(pieces: Iterable[Piece], size: int) -> Iterator[str]:
