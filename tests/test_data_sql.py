@@ -175,6 +175,14 @@ MISTAKES = {
 }  # fmt: skip
 
 
+def test_a_database_is_only_read(tmp_path: Path) -> None:
+    path = tmp_path / "some.db"
+    store_in_file("sqlite", path, texts(3))
+    assert "readonly" in refused(tmp_path, f"sqlite:///{path}", "DROP TABLE articles")
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT count(*) FROM articles").fetchone() == (3,)
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_named_in_one_line(mistake: str, server: Server, tmp_path: Path) -> None:
     source, query, words = MISTAKES[mistake]

@@ -233,6 +233,8 @@ def _connect(query: Query) -> Iterator[Any]:
     driver = _driver(query)
     if driver is None:
         with _engine(query).connect() as connection:
+            if connection.dialect.name == "sqlite":  # which changes tables outside of transactions
+                connection.exec_driver_sql("PRAGMA query_only = ON")
             yield connection
         return
     with driver.connect(query.address) as connection:
