@@ -1,5 +1,6 @@
 """The quick way to tokenise gives what the library `tokenizers` gives, or is not taken."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
+from slipstream.data import documents
+from slipstream.data.documents import Piece
 from slipstream.data.encoding import Encoder, quick_of
+from slipstream.data.tokenizer import parse_tokenizer
 
 LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -68,6 +72,10 @@ def right(tokenizer: Tokenizer, text: str) -> list[int]:
     return ids
 
 
+def encoded(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    return [ids.tolist() for ids in Encoder(tokenizer).encode([Piece(text, ends=True) for text in texts])]
+
+
 def changed(tokenizer: Tokenizer, change: Any) -> Tokenizer:
     values = json.loads(tokenizer.to_str())
     change(values)
@@ -79,7 +87,7 @@ def changed(tokenizer: Tokenizer, change: Any) -> Tokenizer:
 @given(texts=st.lists(some_text, max_size=3))
 def test_the_same_tokens(name: str, texts: list[str]) -> None:
     tokenizer = QUICK[name]
-    assert [ids.tolist() for ids in Encoder(tokenizer).encode(texts)] == [right(tokenizer, text) for text in texts]
+    assert encoded(tokenizer, texts) == [right(tokenizer, text) for text in texts]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -90,9 +98,8 @@ def test_the_same_tokens_of_every_character(name: str) -> None:
         for begin in range(0, 0x110000, 0x400)
         if begin not in SURROGATES
     ]
-    found = Encoder(QUICK[name]).encode(texts)
     expected = QUICK[name].encode_batch_fast(texts, add_special_tokens=False)
-    assert all(np.array_equal(ids, encoding.ids) for ids, encoding in zip(found, expected, strict=True))
+    assert encoded(QUICK[name], texts) == [encoding.ids for encoding in expected]
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -118,7 +125,7 @@ def test_conditions_of_added_tokens_hold(text: str) -> None:
     tokenizer = trained(byte_level())
     tokenizer.add_tokens([AddedToken("def", single_word=True), AddedToken(" im", lstrip=True)])
     for whole in (text, f"{text} im def {text}", "undefined  im"):
-        assert Encoder(tokenizer).encode([whole])[0].tolist() == right(tokenizer, whole)
+        assert encoded(tokenizer, [whole]) == [right(tokenizer, whole)]
 
 
 def test_a_library_that_gives_other_tokens_ends_the_preparation() -> None:
@@ -129,4 +136,55 @@ def test_a_library_that_gives_other_tokens_ends_the_preparation() -> None:
     encoder = Encoder(QUICK["gpt2"])
     encoder._quick = Other()
     with pytest.raises(ValueError, match="pip uninstall gigatoken"):
-        encoder.encode(["some text"])
+        encoder.encode([Piece("some text", ends=True)])
+
+
+def prepending() -> Tokenizer:
+    """As Llama 2: a blank before every text, and blanks are a letter of their own."""
+    tokenizer = trained(None, normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]))
+    return changed(
+        tokenizer, lambda values: values["model"].update(merges=[], vocab={"<unk>": 0, **LETTERS}, unk_token="<unk>")
+    )
+
+
+def of_words(model: Any, trainer: Any, words: Any) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = words
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+LETTERS = {letter: number for number, letter in enumerate("▁abcdefghijklmnopqrstuvwxyz", 1)}
+UNIGRAM = trainers.UnigramTrainer(vocab_size=300, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
+WORDS = trainers.WordPieceTrainer(vocab_size=500, special_tokens=["[UNK]"], show_progress=False)
+OTHERS = {
+    "prefix": trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "prepend": prepending(),
+    "wordpiece": of_words(models.WordPiece(unk_token="[UNK]"), WORDS, pre_tokenizers.BertPreTokenizer()),
+    **{
+        f"metaspace {scheme}": of_words(models.Unigram(), UNIGRAM, pre_tokenizers.Metaspace(prepend_scheme=scheme))
+        for scheme in ("always", "first", "never")
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*QUICK, *OTHERS])
+@settings(max_examples=100)
+@given(
+    text=st.lists(st.one_of(some_text, st.sampled_from([" word", " a b c", "12 34", ":\n", ",\n\n"])), max_size=20).map(
+        "".join
+    )
+)
+def test_where_a_document_is_cut_no_token_changes(name: str, text: str) -> None:
+    """Whatever the tokeniser makes of blanks, line ends and beginnings."""
+    tokenizer = {**QUICK, **OTHERS}[name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "_PIECE", 8)
+        pieces = list(documents.cut(io.StringIO(text, newline="")))
+    assert "".join(piece.text for piece in pieces) == text
+    assert [ids for part in Encoder(tokenizer).encode(pieces) for ids in part.tolist()] == right(tokenizer, text)
+
+
+def test_a_dropout_is_left_out() -> None:
+    data = changed(QUICK["gpt2"], lambda values: values["model"].update(dropout=0.5)).to_str().encode()
+    assert encoded(parse_tokenizer(data, "it"), TEXTS) == encoded(QUICK["gpt2"], TEXTS)

@@ -108,9 +108,9 @@ def pack(kind: str, text: str) -> bytes:
     if kind.endswith(".gz"):
         return gzip.compress(text.encode())
     if kind.endswith(".zst"):
-        import zstandard
+        from backports import zstd
 
-        return zstandard.compress(text.encode())
+        return zstd.compress(text.encode())
     return text.encode()
 
 

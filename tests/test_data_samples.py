@@ -228,6 +228,9 @@ def test_what_does_not_fit_is_refused(dataset: Path, tmp_path: Path) -> None:
         ("x.npy", "out", "--targets", "y.npy"): "is -1 in row 3",
         ("x.npy", "out", "--targets", "x.npy", "--size", "4"): "--size has no effect on an .npy file",
         ("x.npy", "out", "--vocabulary", "9"): "samples need --targets",
+        ("no*.npy", "out", "--vocabulary", "9"): "no file is named like that",
+        ("y.npy", "out", "--vocabulary", "0"): "--vocabulary is 0; ids are kept in 32 bits",
+        ("y.npy", "out", "--vocabulary", str(2**32 + 1)): "ids are kept in 32 bits",
         ("x.npy", str(dataset.parent / "pictures"), "out"): "prepare them apart",
     }.items():
         done = prepare(*words, cwd=tmp_path)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backports import zstd
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from slipstream.data import IGNORED, Facts, mask_id, open_dataset, prepare, text_info
@@ -97,6 +98,9 @@ def test_jsonl() -> None:
         ('["text"]', 'a.jsonl:3: each line must be an object such as {"text": "…"}'),
         ('{"txt": "a"}', "a.jsonl:3: has no key 'text' (did you mean 'txt'?); data.field says which"),
         ('{"text": 5}', "a.jsonl:3: 'text' holds int, not text"),
+        ('{"text": "a \\ud83d b"}', "a.jsonl:3: 'text' holds half a character (\\ud83d)"),
+        ("[" * 100_000, "a.jsonl:3: cannot be read as JSON: maximum recursion depth"),
+        ("1" * 5_000, "a.jsonl:3: cannot be read as JSON: Exceeds the limit"),
     ],
 )
 def test_a_bad_line_is_named(line: str, expected: str, cache: Path) -> None:
@@ -132,9 +136,32 @@ def test_pieces_of_a_long_document_give_the_tokens_of_the_whole(monkeypatch: pyt
 
 
 def test_a_document_without_any_blank_is_cut_all_the_same() -> None:
-    Path("a.txt").write_text("東" * 200_000, encoding="utf-8")
+    Path("a.txt").write_text("東" * 2_500_000, encoding="utf-8")
     data = TextData(source="a.txt")
-    assert max(len(piece.text) for piece in read_pieces(data, find_files(data))) <= 2 << 16
+    assert [len(piece.text) for piece in read_pieces(data, find_files(data))] == [2**20, 2**20, 2_500_000 - 2**21]
+
+
+def test_a_tokeniser_is_trained_on_words_without_end() -> None:
+    """Of one word of so many letters the library would not be done in hours."""
+    letters = np.random.default_rng(0).integers(97, 123, 1_000_000, dtype=np.uint8).tobytes().decode()
+    Path("a.txt").write_text(letters, encoding="utf-8")
+    assert texts(prepared({"source": "a.txt", "vocabulary": 300, "sequence": 16})) == [letters + "<|endoftext|>"]
+
+
+def test_a_long_field_of_a_table_and_its_line_ends() -> None:
+    text = 'a "quoted"\r\nword\r' * 20_000
+    Path("a.csv").write_text('text\n"' + text.replace('"', '""') + '"\n', encoding="utf-8", newline="")
+    data = TextData(source="a.csv")
+    assert "".join(piece.text for piece in read_pieces(data, find_files(data))) == text
+
+
+def test_a_packed_file_that_is_cut_off_or_damaged() -> None:
+    whole = zstd.compress("".join(f"{number} " for number in range(500_000)).encode())
+    for data in (whole[: len(whole) // 2], whole[:-1], b"not packed at all"):
+        Path("a.txt.zst").write_bytes(data)
+        source = TextData(source="a.txt.zst")
+        with pytest.raises(ValueError, match=r"a\.txt\.zst is cut off or damaged"):
+            list(read_pieces(source, find_files(source)))
 
 
 # --- samples ---------------------------------------------------------------------------------------------------------

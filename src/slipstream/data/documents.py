@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import sys
 import sysconfig
 import zlib
 from collections.abc import Iterator, Sequence
@@ -13,19 +14,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from slipstream.data.checks import existing_file, existing_folder, nearest, need_extra
+from slipstream.data.checks import existing_file, existing_folder, first_line, nearest, need_extra
 from slipstream.data.files import File, is_pattern, remote_files
 from slipstream.data.storage import is_remote
 from slipstream.job.data import TextData
 
 STDLIB = "python-stdlib"
-_PIECE = 1 << 16  # characters: many pieces to spread over the cores, each long enough to be worth a call
-_CUT = re.compile(r"\S(?=[ \n])")  # byte-level BPE gives a blank to the word after it, so no token spans such a cut
+CUTS = 2
+"""To be raised when documents are cut in other places."""
+_PIECE, _MOST = 1 << 16, 1 << 20
+"""Characters: many pieces to spread over the cores, each long enough to be worth a call; and as many as are held for a
+place to cut at."""
+_CUT = re.compile(r"[^\W_](?= [^\W_])")
+"""Between a word and the blank before the next one no tokeniser has a token; beside other characters some do."""
 _PACKED = ("", ".gz", ".zst")
 _IN_FOLDERS = tuple(f".txt{packed}" for packed in _PACKED)
 READABLE = (*_IN_FOLDERS, *(f"{kind}{packed}" for kind in (".jsonl", ".csv") for packed in _PACKED), ".parquet")
 """Names of files that text can be read from."""
 _ROWS = 256  # of a table, at a time
+_LONGEST = 2**31 - 1  # characters in a field of a table: Python itself would refuse documents
+_HALF = re.compile("[\ud800-\udfff]")  # of a pair that stands for one character
 _NOT_LIBRARY = {"site-packages", "test", "tests", "idle_test", "__pycache__"}
 _BUILD_SPECIFIC = ("config-", "_sysconfigdata")  # they differ between two builds of the same Python
 
@@ -36,6 +44,8 @@ class Piece(NamedTuple):
     text: str
     ends: bool
     """Whether it is the document's last."""
+    begins: bool = True
+    """Whether it is its first."""
 
 
 def find_files(data: TextData) -> Sequence[File]:
@@ -96,7 +106,7 @@ def read_pieces(data: TextData, files: Sequence[File]) -> Iterator[Piece]:
         try:
             for document in _documents(data, path):
                 yield from cut(document)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        except _damage(path) as error:
             raise ValueError(f"data.source: {path} is cut off or damaged ({error}); copy it again") from None
         except UnicodeDecodeError:
             if data.source != STDLIB:  # its few files in old encodings are left out
@@ -120,7 +130,8 @@ def _documents(data: TextData, path: File) -> Iterator[TextIO]:
     if path.suffix == ".parquet":
         yield from (io.StringIO(text) for text in _parquet_texts(path, data.field or "text"))
         return
-    with _opened(path) as file:
+    # The rules of CSV know line ends inside quotes; in all other text they become \n.
+    with _opened(path, newline="" if ".csv" in path.suffixes else None) as file:
         if ".jsonl" in path.suffixes:
             yield from _json_texts(file, path, data.field or "text")
         elif ".csv" in path.suffixes:
@@ -132,22 +143,37 @@ def _documents(data: TextData, path: File) -> Iterator[TextIO]:
 
 
 @contextmanager
-def _opened(path: File) -> Iterator[TextIO]:
+def _opened(path: File, newline: str | None) -> Iterator[TextIO]:
     """A file of text, unpacked while it is read."""
     with path.open("rb") as raw:
         unpacked: Any = raw
         if path.suffix == ".gz":
             unpacked = gzip.GzipFile(fileobj=raw)
         elif path.suffix == ".zst":
-            need_extra("zstandard", "zstandard", "zst", f"data.source {path}")
-            import zstandard
-
-            unpacked = zstandard.open(raw, "rb")
-        with io.TextIOWrapper(unpacked, encoding="utf-8-sig") as text:
+            unpacked = _zstd(path).ZstdFile(raw)
+        with io.TextIOWrapper(unpacked, encoding="utf-8-sig", newline=newline) as text:
             yield text
 
 
+def _zstd(path: File) -> Any:
+    """Not the package zstandard: to it, a file that is cut off has simply ended."""
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+    except ImportError:
+        raise ValueError(f'data.source {path} needs backports.zstd: pip install "slipstream[zst]"') from None
+    return zstd
+
+
+def _damage(path: File) -> tuple[type[Exception], ...]:
+    """What is raised while a packed file is read that is not whole."""
+    return (EOFError, _zstd(path).ZstdError) if path.suffix == ".zst" else (EOFError, zlib.error, gzip.BadGzipFile)
+
+
 def _csv_texts(file: TextIO, path: File, field: str) -> Iterator[TextIO]:
+    csv.field_size_limit(_LONGEST)
     rows = csv.DictReader(file, strict=True)
     try:
         _check_column(field, list(rows.fieldnames or []), path)
@@ -192,6 +218,8 @@ def _json_text(line: str, where: str, field: str) -> str:
         record: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: is not valid JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:  # too long a number, too deep a list
+        raise ValueError(f"{where}: cannot be read as JSON: {first_line(error)}") from None
     if not isinstance(record, dict):
         raise ValueError(f'{where}: each line must be an object such as {{"{field}": "…"}}')
     if field not in record:
@@ -201,18 +229,25 @@ def _json_text(line: str, where: str, field: str) -> str:
     text = record[field]
     if not isinstance(text, str):
         raise ValueError(f"{where}: {field!r} holds {type(text).__name__}, not text")
+    if "\\u" in line and (half := _HALF.search(text)):
+        raise ValueError(f"{where}: {field!r} holds half a character (\\u{ord(half.group()):04x}), which is not text")
     return text
 
 
 def cut(document: TextIO) -> Iterator[Piece]:
     """A document in pieces."""
-    held = ""
+    held, begins = "", True
     while block := document.read(_PIECE):
         held += block
-        if len(held) > _PIECE:
-            cut = _CUT.search(held, _PIECE // 2)
-            end = cut.end() if cut else _PIECE
-            yield Piece(held[:end], ends=False)
-            held = held[end:]
+        while len(held) > _PIECE and (end := _place_to_cut(held)):
+            yield Piece(held[:end], ends=False, begins=begins)
+            held, begins = held[end:], False
     if held:
-        yield Piece(held, ends=True)
+        yield Piece(held, ends=True, begins=begins)
+
+
+def _place_to_cut(text: str) -> int | None:
+    """None while there may still come one."""
+    if found := _CUT.search(text, _PIECE // 2):
+        return found.end()
+    return _MOST if len(text) >= _MOST else None

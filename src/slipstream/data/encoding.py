@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
+from slipstream.data.documents import Piece
+
 _EVERY, _SAMPLE = 64, 10_000
 """Calls of which one is checked, and characters of it: a hundredth of the time."""
 _ODD = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
@@ -29,10 +31,12 @@ class Encoder:
         settings = json.loads(tokenizer.to_str())
         self._quick = quick_of(settings)
         self._any_text = settings["normalizer"] is None
+        self._prepends = '"Prepend"' in json.dumps(settings["normalizer"])
         self._calls = count()
 
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, without those that a template puts around it."""
+    def encode(self, pieces: Sequence[Piece]) -> list[np.ndarray]:
+        """The ids of each piece, without those that a template puts around it."""
+        texts = [piece.text if piece.begins else self._continued(piece.text) for piece in pieces]
         if self._quick is None:
             return self._slowly(texts)
         if texts and next(self._calls) % _EVERY == 0:
@@ -40,6 +44,10 @@ class Encoder:
         found = [self._quick.encode(text) if self._any_text or text.isascii() else None for text in texts]
         others = iter(self._slowly([text for text, ids in zip(texts, found, strict=True) if ids is None]))
         return [next(others) if ids is None else ids for ids in found]
+
+    def _continued(self, text: str) -> str:
+        """A normaliser that prepends a blank to every text gives back the one which is taken away here."""
+        return text.removeprefix(" ") if self._prepends else text
 
     def _slowly(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._right.encode_batch_fast(texts, add_special_tokens=False)

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from slipstream.data.destinations import PROGRESS
-from slipstream.data.documents import STDLIB, Piece, find_files, read_pieces
+from slipstream.data.documents import CUTS, STDLIB, Piece, find_files, read_pieces
 from slipstream.data.encoding import Encoder
 from slipstream.data.files import File, stamps
 from slipstream.data.files import size_of as bytes_of
@@ -128,6 +128,7 @@ def _identity(sources: Sequence[Source], files: Sequence[Sequence[File]], tokeni
         "files": stamps([path for some in files for path in some]),
         "tokenizer": hashlib.sha256(tokenizer).hexdigest(),
         "batch": BATCH,
+        "cuts": CUTS,
     }
 
 
@@ -171,7 +172,7 @@ def _begin(tokenizer: bytes, ids: Ids) -> None:
 
 def _encode(batch: list[Piece]) -> Encoded:
     encoder, ids = _worker
-    tokens = encoder.encode([piece.text for piece in batch])
+    tokens = encoder.encode(batch)
     parts = [with_end(part, piece, ids) for part, piece in zip(tokens, batch, strict=True)]
     places = np.cumsum([len(part) for part in parts])
     ends = places[[piece.ends for piece in batch]]

@@ -14,7 +14,7 @@ from slipstream.data.files import File, size_of
 from slipstream.data.tokenizer import VOCABULARY, Ids, encode, ids_of, load_tokenizer, train_tokenizer
 from slipstream.job.data import TextData
 
-FORMAT = 1
+FORMAT = 2
 """To be raised when the same text would be stored differently."""
 Notify = Callable[[str], None]
 

@@ -33,6 +33,8 @@ class Rows(NamedTuple):
 
 def token_rows(files: Sequence[Path], tokenizer: str | None, vocabulary: int | None) -> Rows:
     """Raises ValueError if these are not tokens, or nothing says how many there are to know."""
+    if not files:
+        raise ValueError("SOURCE: no file is named like that")
     for path in files:
         tokens = load_array(path, "SOURCE")
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
@@ -40,11 +42,13 @@ def token_rows(files: Sequence[Path], tokenizer: str | None, vocabulary: int | N
             raise ValueError(
                 f"{path} holds {shape} {tokens.dtype}; tokens are one row of integers, and samples need --targets"
             )
-    if bool(tokenizer) == bool(vocabulary):
+    if (tokenizer is None) == (vocabulary is None):
         raise ValueError("tokens in .npy files need either --vocabulary, the number of token ids, or --tokenizer")
     if tokenizer:
         return Rows(files, ids_of(load_tokenizer(Path(tokenizer), tokenizer)), Path(tokenizer))
-    assert vocabulary, "one of them is given"
+    assert vocabulary is not None, "one of them is given"
+    if not 1 <= vocabulary <= 2**32:
+        raise ValueError(f"--vocabulary is {vocabulary:,}; ids are kept in 32 bits: say 1 to {2**32:,}")
     return Rows(files, Ids(vocabulary, None, None), None)
 
 

@@ -1,5 +1,6 @@
 """Text to token ids: the user's tokeniser, or a byte-level BPE trained on the text itself."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ VOCABULARY = 4096
 """Entries of a tokeniser trained here, unless the job says otherwise."""
 _TRAINING_TEXT = 8_000_000  # characters; more text takes longer and hardly changes the merges
 _BATCH = 4_000_000  # characters encoded in one call, over all cores
+_LONG_WORD = re.compile(r"\S{256}")
 _END, _MASK = "<|endoftext|>", "<|mask|>"
 _END_NAMES = (_END, "</s>", "[SEP]", "<|end_of_text|>")
 _MASK_NAMES = (_MASK, "[MASK]", "<mask>")
@@ -57,6 +59,8 @@ def parse_tokenizer(data: bytes, written: str) -> Tokenizer:
         raise ValueError(f"data.tokenizer: {written} is not a tokenizer.json ({error})") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if isinstance(tokenizer.model, models.BPE):
+        tokenizer.model.dropout = None  # the same text must always give the same tokens
     return tokenizer
 
 
@@ -81,7 +85,7 @@ def encode(tokenizer: Tokenizer, pieces: Iterable[Piece], ids: Ids) -> Iterator[
     """The ids of each piece, and whether a document ends with them."""
     encoder = Encoder(tokenizer)
     for batch in batches(pieces, _BATCH):
-        for piece, tokens in zip(batch, encoder.encode([piece.text for piece in batch]), strict=True):
+        for piece, tokens in zip(batch, encoder.encode(batch), strict=True):
             yield with_end(tokens.astype(ids.dtype), piece, ids), piece.ends
 
 
@@ -98,7 +102,7 @@ def _evenly(pieces: Iterable[Piece], size: int) -> Iterator[str]:
         seen += len(piece.text)
         if taken < seen * share:
             taken += len(piece.text)
-            yield piece.text
+            yield _in_words(piece.text)
 
 
 def _thinned(pieces: Iterable[Piece]) -> list[str]:
@@ -107,12 +111,17 @@ def _thinned(pieces: Iterable[Piece]) -> list[str]:
     step, size = 1, 0
     for number, piece in enumerate(pieces):
         if number % step == 0:
-            kept.append(piece.text)
+            kept.append(_in_words(piece.text))
             size += len(piece.text)
         while size > _TRAINING_TEXT and len(kept) > 1:
             kept, step = kept[::2], 2 * step
             size = sum(map(len, kept))
     return kept
+
+
+def _in_words(text: str) -> str:
+    """For training alone: a word of a million letters would take hours."""
+    return _LONG_WORD.sub(r"\g<0> ", text)
 
 
 def batches(pieces: Iterable[Piece], characters: int) -> Iterator[list[Piece]]:
