@@ -84,7 +84,9 @@ def test_a_folder_has_a_document_for_each_file_in_order() -> None:
 
 
 def test_jsonl() -> None:
-    Path("a.jsonl").write_text('{"text": "one\\ntwo"}\n\n{"text": "", "x": 1}\n{"text": "three"}\n', encoding="utf-8")
+    Path("a.jsonl").write_text(
+        '{"text": "one\\ntwo"}\n\n{"text": "", "x": 1}\n{"text": null}\n{"text": "three"}\n', encoding="utf-8"
+    )
     job = prepared({"source": "a.jsonl", "vocabulary": 258, "sequence": 4})
     assert texts(job) == ["one\ntwo<|endoftext|>", "three<|endoftext|>"]
     Path("b.jsonl").write_text('{"body": "one two"}', encoding="utf-8")
@@ -118,7 +120,7 @@ def test_what_cannot_be_read() -> None:
     assert "there is no file in" in refused({"source": "./c"})
     assert "there is no d in" in refused({"source": "./d"})
     Path("d").touch()
-    assert "d is a file; give the path of a folder" in refused({"source": "./d"})
+    assert "the name of d ends in none of .txt, .txt.gz" in refused({"source": "./d"})
 
 
 def test_pieces_of_a_long_document_give_the_tokens_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

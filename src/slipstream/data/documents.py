@@ -62,6 +62,8 @@ def find_files(data: TextData) -> Sequence[File]:
         return files
     if data.source.endswith(READABLE) and not source.is_dir():
         return [existing_file(data.source, "data.source")]
+    if source.is_file():
+        raise ValueError(f"data.source: the name of {source} ends in none of {', '.join(READABLE)}; no other is read")
     folder = existing_folder(data.source, "data.source")
     found = _of_folder([path for path in sorted(folder.rglob("*")) if path.is_file()])
     if not found:
@@ -227,6 +229,8 @@ def _json_text(line: str, where: str, field: str) -> str:
             f"{where}: has no key {field!r}{nearest(field, record)}; data.field says which key holds the text"
         )
     text = record[field]
+    if text is None:  # left out, as in tables
+        return ""
     if not isinstance(text, str):
         raise ValueError(f"{where}: {field!r} holds {type(text).__name__}, not text")
     if "\\u" in line and (half := _HALF.search(text)):

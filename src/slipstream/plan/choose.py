@@ -188,9 +188,10 @@ def _rule(plan: Prospect) -> str:
     """The plain rule of machines and hours."""
     hours = plan.seconds / 3600 * plan.accelerators
     each = plan.offer.count
+    machines = machines_for(hours, 1.0, each)
     return (
         f"plan A takes {hours:,.0f} GPU-hours: to have them in one hour would take "
-        f"{machines_for(hours, 1.0, each):,} machines of {each} GPU{'s' if each > 1 else ''}"
+        f"{machines:,} machine{'s' if machines > 1 else ''} of {each} GPU{'s' if each > 1 else ''}"
     )
 
 
