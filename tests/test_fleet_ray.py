@@ -73,7 +73,7 @@ class Desk:
     def say(self, *words: str | Path, host: int = 0, **environment: str) -> tuple[int, str, str]:
         """Run a command: its exit code, and what it prints."""
         begun = self.begin(*words, host=host, **environment)
-        out, err = begun.communicate(timeout=90)
+        out, err = begun.communicate(timeout=400)  # to attach is to wait for a run's end: minutes on a slow machine
         return begun.returncode, out, err
 
     def submit(self, *words: str | Path, **more: Any) -> None:

@@ -276,15 +276,15 @@ def test_what_stands_in_the_way_is_said(
     cluster: Cluster, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_file(tmp_path, place)
-    begun = time.monotonic()
     assert "KUBECONFIG" in _with(monkeypatch, tmp_path / "none", lambda: refused(job, place))
-    at_once = time.monotonic() - begun  # nobody is asked, so that is what starting a command takes now
     (tmp_path / "broken").write_text("bad: [")
     assert "cannot be read" in _with(monkeypatch, tmp_path / "broken", lambda: refused(job, place))
     wrong = cluster.config(tmp_path / "wrong", token="guessed")
     assert "does not accept these credentials" in _with(monkeypatch, wrong, lambda: refused(job, place))
     closed = cluster.config(tmp_path / "closed", server="http://127.0.0.1:9")
+    begun = time.monotonic()
     assert "http://127.0.0.1:9 does not answer" in _with(monkeypatch, closed, lambda: refused(job, place))
+    at_once = time.monotonic() - begun  # it is refused at once, so that is what the command itself takes now
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         silent = cluster.config(tmp_path / "silent", server=f"http://127.0.0.1:{deaf.getsockname()[1]}")
         begun = time.monotonic()
