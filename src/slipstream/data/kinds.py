@@ -110,7 +110,10 @@ def _arrays(names: Sequence[str], options: Options) -> Preparation:
 
 
 def _tokens(names: Sequence[str], options: Options) -> Preparation:
-    rows = token_rows([path for name in names for path in named_like(name)], options.tokenizer, options.vocabulary)
+    files = [path for name in names for path in named_like(name)]
+    if not files:
+        raise ValueError(f"SOURCE: no file is named like that: {', '.join(names)}")
+    rows = token_rows(files, options.tokenizer, options.vocabulary)
     return Preparation(
         rows.tokens,
         lambda tokens, speed: f"{tokens / 1e6:,.1f}M tokens, {speed / 1e6:,.1f}M/s",

@@ -33,8 +33,6 @@ class Rows(NamedTuple):
 
 def token_rows(files: Sequence[Path], tokenizer: str | None, vocabulary: int | None) -> Rows:
     """Raises ValueError if these are not tokens, or nothing says how many there are to know."""
-    if not files:
-        raise ValueError("SOURCE: no file is named like that")
     for path in files:
         tokens = load_array(path, "SOURCE")
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
