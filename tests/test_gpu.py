@@ -5,10 +5,19 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.data.base import IGNORED
+from slipstream.job.models import DecoderModel
+from slipstream.plan import Plan
+from slipstream.plan.layout import Layout
+from slipstream.train.compiled import compile_model
 from slipstream.train.kernels import fp8, int8, linear_cross_entropy
 from slipstream.train.kernels.attention import attend, attend_backward, attend_plainly, attend_plainly_backward
 from slipstream.train.kernels.cross_entropy import overwrite_with_gradient
+from slipstream.train.kernels.layers import choose_products
+from slipstream.train.models.decoder import Decoder
+from slipstream.train.models.dropout import SampleKeys
+from slipstream.train.models.folded import fold
 from slipstream.train.optim.adamw import LeanAdamW
+from slipstream.train.parallel.recompute import recompute_blocks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -77,12 +86,123 @@ def test_gelu_folded_into_its_products(rows, bias):
         close(ours, exact, 1e-2)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("rows", [512, 509])
+def test_a_linear_layer_of_the_best_products(rows, compiled, bias, monkeypatch):
+    """Of 509 rows the library takes no product; torch does. The gradient of the weight is not rounded to bf16."""
+    from slipstream.train.kernels import products
+
+    monkeypatch.setattr(products, "_WORTH", 0)
+    torch.compiler.reset()
+    linear = torch.compile(products.linear) if compiled else products.linear
+    x, grad = random(2, rows, 768).bfloat16(), random(2, rows, 520).bfloat16()
+    weight, added = random(520, 768).bfloat16().float(), random(520).bfloat16().float()
+    made = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        leaves = [part.to(device, dtype, copy=True).requires_grad_() for part in (x, weight, added)]
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            y = (linear if device == "cuda" else nn.functional.linear)(
+                leaves[0], leaves[1], leaves[2] if bias else None
+            )
+        y.backward(grad.to(device, y.dtype))
+        made.append((y.detach(), *(leaf.grad for leaf in leaves[: 2 + bias])))
+    for (exact, ours), within in zip(zip(*made, strict=True), (5e-3, 5e-3, 1e-5, 1e-5), strict=False):
+        close(ours, exact, within)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_linear_layers_joined(compiled, monkeypatch):
+    """Also where the compiler has the gradients of both, which are parts of one."""
+    from slipstream.train.kernels import products, swiglu
+
+    for module in (products, swiglu):
+        monkeypatch.setattr(module, "_WORTH", 0)
+    torch.compiler.reset()
+
+    def forward(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        return swiglu.swiglu(products.linears(x, gate, up))
+
+    forward = torch.compile(forward) if compiled else forward
+    x, gate, up = random(2, 512, 768), random(520, 768) * 0.05, random(520, 768, seed=1) * 0.05
+    made = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        leaves = [part.bfloat16().to(device, dtype).requires_grad_() for part in (x, gate, up)]
+        if device == "cpu":
+            y = nn.functional.silu(leaves[0] @ leaves[1].T) * (leaves[0] @ leaves[2].T)
+        else:
+            with torch.autocast("cuda", torch.bfloat16):
+                y = forward(*leaves)
+        y.backward(random(2, 512, 520).bfloat16().to(device, y.dtype))
+        made.append((y.detach(), *(leaf.grad for leaf in leaves)))
+    for exact, ours in zip(*made, strict=True):
+        close(ours, exact, 1e-2)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("preset", [{"preset": "llama-1b"}, {"preset": "gpt2-124m"}])
+def test_blocks_as_they_are_trained(preset, recompute, monkeypatch):
+    """Compiled, with everything that is folded: beside the plain model in fp64."""
+    from slipstream.train.kernels import products, rotary, swiglu
+
+    for module in (products, rotary, swiglu):
+        monkeypatch.setattr(module, "_WORTH", 0)
+    torch.compiler.reset()
+    small = {"layers": 3, "hidden": 256, "heads": 8, "feed_forward": 512, "vocabulary": 512}
+    section = DecoderModel.model_validate(
+        {**preset, **small, **({"kv_heads": 2} if "llama" in preset["preset"] else {})}
+    )
+    plan = Plan.model_construct(
+        device="cuda", precision="bf16", compile=True, layout=Layout(micro_batch=1, recompute=recompute)
+    )
+    tokens = torch.randint(0, 512, (2, 129), generator=torch.Generator().manual_seed(1))
+    made = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        model = Decoder(section, 512, 128).to(device, torch.float64 if device == "cpu" else torch.float32)
+        if device == "cuda":
+            choose_products(model.blocks, plan)
+            fold(model.blocks, plan)
+            compile_model(model, list(model.blocks), keep_little=False, at_once=True)
+            if recompute == "full":
+                recompute_blocks(model.blocks, "full", SampleKeys())
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = model(tokens[:, :-1].to(device), tokens[:, 1:].to(device))
+        loss.backward()
+        made.append((loss.detach(), *(weight.grad for weight in model.parameters())))
+    for exact, ours in zip(*made, strict=True):
+        close(ours, exact, 3e-2)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize(("queries", "groups", "size"), [(4, 8, 64), (1, 3, 128), (3, 2, 32)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_queries_and_keys_are_turned_in_one_pass(queries, groups, size, documents, compiled, monkeypatch):
+    from slipstream.train.kernels import rotary
+
+    monkeypatch.setattr(rotary, "_WORTH", 0)
+    torch.compiler.reset()
+    turned = torch.compile(rotary.turned) if compiled else rotary.turned
+    angles = random(2, 1, 77, size // 2) if documents else random(77, size // 2)
+    cos, sin = (torch.cat((sign * wave, wave), -1) for sign, wave in ((1, angles.cos()), (-1, angles.sin())))
+    made = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.bfloat16)):
+        packed = random(2, 77, groups, queries + 2, size).bfloat16().to(device, dtype).requires_grad_()
+        turn = turned if device == "cuda" else rotary.turn_plainly
+        parts = turn(packed, cos.to(device), sin.to(device))
+        grads = [random(*part.shape, seed=number).bfloat16().to(device, dtype) for number, part in enumerate(parts)]
+        torch.autograd.backward(parts, grads)
+        made.append((*(part.detach() for part in parts), packed.grad))
+    for exact, ours in zip(*made, strict=True):
+        close(ours, exact, 4e-3)
+
+
 @pytest.mark.parametrize("classes", [1000, 50_304])
 def test_scores_by_the_quickest_product(classes):
     from slipstream.train.kernels import cublaslt
 
     hidden, weight = random(512, 768).bfloat16().cuda(), random(classes, 768).bfloat16().cuda()
-    made = cublaslt.multiply(hidden, weight, turned=True)
+    made = cublaslt.multiply(hidden, weight.T)
     assert made is not None
     close(made, hidden.double().cpu() @ weight.double().cpu().T, 5e-3)
 
@@ -93,6 +213,7 @@ def test_a_way_that_is_refused_is_passed_over(fixed, monkeypatch):
     from slipstream.train.kernels import cublaslt
 
     left, right = random(264, 776).bfloat16().cuda(), random(1032, 776).bfloat16().cuda()
+    monkeypatch.setattr(cublaslt, "remembered", lambda _kind, _what, measure: measure())
     found = cublaslt._Product._ways
     torch.use_deterministic_algorithms(fixed)
     try:
@@ -102,7 +223,7 @@ def test_a_way_that_is_refused_is_passed_over(fixed, monkeypatch):
         ):
             monkeypatch.setattr(cublaslt._Product, "_ways", ways)
             cublaslt._product.cache_clear()
-            assert (cublaslt.multiply(left, right, turned=True) is not None) == expected
+            assert (cublaslt.multiply(left, right.T) is not None) == expected
     finally:
         torch.use_deterministic_algorithms(False)
         cublaslt._product.cache_clear()

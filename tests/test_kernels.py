@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import create_block_mask
 
@@ -13,7 +14,7 @@ from slipstream.data.base import IGNORED
 from slipstream.job.models import DecoderModel
 from slipstream.plan import Plan
 from slipstream.plan.layout import Layout
-from slipstream.train.kernels import fp8, int8, linear_cross_entropy
+from slipstream.train.kernels import fp8, int8, linear_cross_entropy, products, rotary, swiglu
 from slipstream.train.kernels.attention import attend, attend_backward, attend_plainly, attend_plainly_backward
 from slipstream.train.kernels.document_attention import (
     attend_within,
@@ -21,9 +22,16 @@ from slipstream.train.kernels.document_attention import (
     block_mask,
     document_mask,
 )
-from slipstream.train.kernels.short import ShortLinear, shorten_products
-from slipstream.train.models.decoder import Decoder, FeedForward
-from slipstream.train.models.folded import FoldedFeedForward, fold_activations
+from slipstream.train.kernels.layers import SHORT, ChosenLinear, choose_products
+from slipstream.train.models.decoder import Decoder, FeedForward, Rotation
+from slipstream.train.models.folded import (
+    FoldedFeedForward,
+    JoinedBlock,
+    JoinedFeedForward,
+    TurnedAttention,
+    add_rows,
+    fold,
+)
 from slipstream.train.optim.adamw import LeanAdamW, round_at_random
 from slipstream.train.optim.sgd import LeanSGD
 
@@ -222,47 +230,156 @@ def test_gelu_folded_into_its_products(dtype, bias):
         assert float((plain.double() - folded.double()).norm() / plain.double().norm()) < within
 
 
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize(("queries", "groups"), [(1, 3), (4, 2)])
+def test_queries_and_keys_are_turned_in_one_pass(queries, groups, documents, monkeypatch):
+    """Here by the plain expressions, whose way back is that of autograd; tests/test_gpu.py has the kernel."""
+    monkeypatch.setattr(rotary, "_WORTH", 0)
+    rotation = Rotation(DecoderModel(layers=1, hidden=32 * queries * groups, heads=queries * groups))
+    if documents:
+        rotation.places = lambda length, _: torch.arange(length) - begins_of(length, [0, 5], [0, 2, 9])
+    made = []
+    for turn in (rotary.turn_plainly, rotary.turned):
+        packed = random(torch.float64, 2, 12, groups, queries + 2, 32).requires_grad_()
+        rotation.prepare(12, packed)
+        parts = turn(packed, *rotation.angles)
+        sum((part * random(torch.float64, *part.shape)).sum() for part in parts).backward()
+        made.append((*(part.detach() for part in parts), packed.grad))
+    q, k, v = packed.detach().split((queries, 1, 1), dim=3)
+    plain = [part.flatten(2, 3).transpose(1, 2) for part in (q, k, v)]
+    torch.testing.assert_close(made[1][:3], (rotation(plain[0]), rotation(plain[1]), plain[2]))
+    torch.testing.assert_close(made[1], made[0])
+
+
+def test_swiglu_in_one_pass(monkeypatch):
+    monkeypatch.setattr(swiglu, "_WORTH", 0)
+    assert torch.autograd.gradcheck(swiglu.swiglu, random(torch.float64, 3, 5, 14).requires_grad_())
+    both = random(torch.float64, 3, 5, 14)
+    torch.testing.assert_close(swiglu.swiglu(both), torch.nn.functional.silu(both[..., :7]) * both[..., 7:])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_linear_layers_by_the_best_products(dtype, bias, monkeypatch):
+    """Here by torch's; tests/test_gpu.py has the library's."""
+    monkeypatch.setattr(products, "_WORTH", 0)
+    made, long = [], torch.float64 if dtype == torch.float64 else torch.float32
+    for linear in (torch.nn.functional.linear, products.linear):
+        x, weight, added = (random(long, *shape).requires_grad_() for shape in ((2, 8, 16), (24, 16), (24,)))
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float64):
+            y = linear(x, weight, added if bias else None)
+        y.double().square().sum().backward()
+        made.append((y.detach(), x.grad, weight.grad, *([added.grad] if bias else [])))
+    for plain, ours in zip(*made, strict=True):
+        assert ours.dtype == plain.dtype
+        within = 1e-12 if dtype == torch.float64 else 0.02
+        assert float((plain.double() - ours.double()).norm() / plain.double().norm()) < within
+
+
+@pytest.mark.parametrize(
+    ("changes", "recompute", "wide", "short"),
+    [
+        ({}, "none", "01", ""),
+        ({}, "full", "01", ""),
+        ({}, "selective", "", ""),
+        ({"precision": "fp8"}, "none", "0", "1"),
+        ({"precision": "fp32"}, "none", "", ""),
+        ({"device": "cpu"}, "none", "", ""),
+        ({"device": "cpu", "precision": "int8"}, "none", "", "1"),
+    ],
+)
+def test_which_blocks_take_the_best_products(changes, recompute, wide, short):
+    class Own(nn.Linear):
+        """Somebody's own layer, which does something else."""
+
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    asked = {"device": "cuda", "precision": "bf16", "compile": True, **changes}
+    plan = Plan.model_construct(layout=Layout(micro_batch=1, recompute=recompute), **asked)
+    blocks = [nn.Sequential(nn.Linear(4, 4), Own(4, 4)) for _ in range(2)]
+    choose_products(blocks, plan)
+    found = {number: block[0].multiply for number, block in enumerate(blocks) if isinstance(block[0], ChosenLinear)}
+    assert {number for number, linear in found.items() if linear is products.linear} == {int(each) for each in wide}
+    assert {number for number, linear in found.items() if linear is SHORT.get(plan.precision)} == {
+        int(e) for e in short
+    }
+    assert all(type(block[1]) is Own for block in blocks)
+
+
 @pytest.mark.parametrize(
     ("changes", "recompute", "folded"),
     [
-        ({}, "none", True),
-        ({}, "full", True),
-        ({}, "selective", False),
-        ({"precision": "fp8"}, "none", False),
-        ({"device": "cpu"}, "none", False),
+        ({}, "none", "012"),
+        ({}, "full", "012"),
+        ({}, "selective", ""),
+        ({"precision": "fp8"}, "none", "0"),
+        ({"device": "cpu"}, "none", ""),
     ],
 )
-def test_which_blocks_fold_their_activation(changes, recompute, folded):
-    """And that they learn as others do when they are compiled, one for all."""
+@pytest.mark.parametrize(("activation", "kind"), [("gelu", FoldedFeedForward), ("swiglu", JoinedFeedForward)])
+def test_which_blocks_fold_their_activation(changes, recompute, folded, activation, kind, monkeypatch):
+    """And that they learn as others do when they are compiled, one for all of a kind."""
+    for module in (products, rotary, swiglu):
+        monkeypatch.setattr(module, "_WORTH", 0)
     torch.compiler.reset()
-    plan = Plan.model_construct(
-        **{"device": "cuda", "precision": "bf16", "layout": Layout(micro_batch=1, recompute=recompute), **changes}
+    asked = {"device": "cuda", "precision": "bf16", "compile": True, **changes}
+    plan = Plan.model_construct(layout=Layout(micro_batch=1, recompute=recompute), **asked)
+    bias = activation == "gelu"
+    positions = "learned" if activation == "gelu" else "rotary"
+    section = DecoderModel(
+        layers=3, hidden=64, heads=2, kv_heads=1, positions=positions, activation=activation, bias=bias
     )
-    section = DecoderModel(layers=3, hidden=32, heads=2, positions="learned", activation="gelu", bias=True)
     made, counter = [], CompileCounterWithBackend("aot_eager")
-    for fold in (False, True):
+    for folds in (False, True):
         torch.manual_seed(0)
         model = Decoder(section, 64, 16)
-        if fold:
-            fold_activations(model.blocks, plan)
-            assert all((type(block.feed_forward) is FoldedFeedForward) == folded for block in model.blocks)
+        if folds:
+            choose_products(model.blocks, plan)
+            fold(model.blocks, plan)
+            found = {number for number, block in enumerate(model.blocks) if type(block.feed_forward) is kind}
+            assert found == {int(number) for number in folded}
+            turned = {number for number, block in enumerate(model.blocks) if type(block.attention) is TurnedAttention}
+            joined = {number for number, block in enumerate(model.blocks) if type(block) is JoinedBlock}
+            assert joined == (found if activation == "swiglu" else set())
+            assert turned == (set(range(3)) if folded and positions == "rotary" else set())
             for block in model.blocks:
                 block.forward = torch.compile(block.forward, backend=counter, dynamic=False, fullgraph=True)
-        x = random(torch.float32, 2, 16, 32).requires_grad_()
+        x = random(torch.float32, 2, 16, 64).requires_grad_()
+        if model.rotation is not None:
+            model.rotation.prepare(16, x)
         for block in model.blocks:
             x = block(x)
         x.square().sum().backward()
         made.append([parameter.grad for parameter in model.blocks.parameters()])
     for plain, ours in zip(*made, strict=True):
-        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
-    assert counter.frame_count == 1
+        if plan.precision == "bf16":  # what 8 bits do to a gradient is tested above
+            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+    assert counter.frame_count == (1 if plan.precision == "bf16" else 2)
+
+
+@pytest.mark.parametrize(("tied", "workers", "adds"), [(True, 1, True), (True, 2, False), (False, 1, False)])
+def test_rows_of_the_table_are_added_to_the_heads(tied, workers, adds):
+    made = []
+    tokens = torch.randint(0, 40, (3, 17), generator=torch.Generator().manual_seed(0))
+    for plan in (None, Plan.model_construct(device="cuda", layout=Layout(micro_batch=3, replicate=workers))):
+        torch.manual_seed(0)
+        model = Decoder(DecoderModel(layers=1, hidden=16, heads=2, tied=tied), 64, 16).double()
+        if plan:
+            add_rows(model, plan)
+            assert model.embed.tokens.sparse == adds
+        for _ in range(2):  # micro-batches
+            model(tokens[:, :-1], tokens[:, 1:]).backward()
+        assert not any(weight.grad.is_sparse for weight in model.parameters())
+        made.append([weight.grad for weight in model.parameters()])
+    torch.testing.assert_close(made[1], made[0])
 
 
 @pytest.mark.parametrize("precision", ["fp8", "fp8-rows", "int8"])
 def test_the_first_block_and_the_head_are_left_in_16_bits(precision):
     model = Decoder(DecoderModel(layers=3, hidden=32, heads=2, positions="rotary"), 64, 16)
-    shorten_products(model.blocks, Plan.model_construct(precision=precision))
-    short = {name.split(".")[1] for name, part in model.named_modules() if isinstance(part, ShortLinear)}
+    choose_products(model.blocks, Plan.model_construct(precision=precision, device="cpu"))
+    short = {name.split(".")[1] for name, part in model.named_modules() if isinstance(part, ChosenLinear)}
     assert short == {"1", "2"}
 
 
@@ -270,7 +387,7 @@ def test_the_first_block_and_the_head_are_left_in_16_bits(precision):
 def test_one_block_is_compiled_for_all_of_its_kind(precision, kinds):
     torch.compiler.reset()
     model = Decoder(DecoderModel(layers=4, hidden=32, heads=2, positions="rotary"), 64, 16)
-    shorten_products(model.blocks, Plan.model_construct(precision=precision))
+    choose_products(model.blocks, Plan.model_construct(precision=precision, device="cpu"))
     counter = CompileCounterWithBackend("aot_eager")
     assert model.rotation is not None
     for block in model.blocks:

@@ -162,7 +162,7 @@ def style_of(precision: str, on_gpu: bool = True, eager: bool = False, fixed_ord
     if precision == "bf16" and on_gpu:
         ours = replace(ours, folds=1)  # train/models/folded.py
     if precision in SHORT:
-        ours = replace(ours, long_blocks=1)  # the first: train/kernels/short.py
+        ours = replace(ours, long_blocks=1)  # the first: train/kernels/layers.py
     if precision in ("fp8", "fp8-rows"):
         return replace(ours, product_bytes=1)
     if precision == "fp16":

@@ -21,6 +21,8 @@ from slipstream.train.kernels.cross_entropy import overwriting_cross_entropy, sh
 
 AnyTask = NextToken | MaskedToken | Classification | Regression
 LossSum = Callable[[Tensor, Tensor, Any, bool], Tensor]
+_MANY = 2**22
+"""Scores from which it is worth a GPU's while to save their memory: it takes a dozen kernels more."""
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, task: AnyTask, overwrite: bool) -> Tensor:
@@ -32,7 +34,8 @@ def _cross_entropy(outputs: Tensor, targets: Tensor, task: AnyTask, overwrite: b
     scores, targets = outputs.flatten(0, -2), targets.flatten()
     wide = scores if scores.dtype == torch.float64 else scores.float()
     label_smoothing = task.label_smoothing if isinstance(task, Classification) else 0.0
-    if wide.requires_grad and not label_smoothing and (overwrite or wide is not scores):
+    few = wide.is_cuda and wide.numel() < _MANY
+    if wide.requires_grad and not label_smoothing and not few and (overwrite or wide is not scores):
         return overwriting_cross_entropy(wide, targets)
     return F.cross_entropy(
         wide,

@@ -135,24 +135,21 @@ class Worker:
         return micro._replace(inputs=self.here(micro.inputs), targets=self.here(micro.targets), begins=begins)
 
     def here(self, samples: Tensor) -> Tensor:
-        """On this worker's device, as the model takes them; what computes there is not waited for."""
-        dtype = weight_dtype(self.plan)
-        if self.world.device.type == "cuda":
-            samples = self._copied(samples)
-            if isinstance(self.model.whole, Resnet) and samples.dim() == 4:
-                samples = samples.contiguous(memory_format=torch.channels_last)  # what cuDNN's fastest kernels want
-                dtype = compute_dtype(self.plan)  # to which the first convolution would bring them
-        return as_model_takes(samples, self.job, self._white, dtype)
-
-    def _copied(self, samples: Tensor) -> Tensor:
-        """On the GPU, which goes on with what it computes meanwhile."""
-        assert self._copying, "there is one"
+        """On this worker's device, as the model takes them. A GPU copies and converts them beside what it computes, and
+        is not waited for."""
+        if not self._copying:
+            return as_model_takes(samples, self.job, self._white, weight_dtype(self.plan))
         computing = torch.cuda.current_stream()
         with torch.cuda.stream(self._copying):
             there = samples.contiguous().pin_memory().to(self.world.device, non_blocking=True)
+            if isinstance(self.model.whole, Resnet) and there.dim() == 4:
+                there = there.contiguous(memory_format=torch.channels_last)  # what cuDNN's fastest kernels want
+                ready = as_model_takes(there, self.job, self._white, compute_dtype(self.plan))  # as autocast would
+            else:
+                ready = as_model_takes(there, self.job, self._white, weight_dtype(self.plan))
         computing.wait_stream(self._copying)
-        there.record_stream(computing)
-        return there
+        ready.record_stream(computing)
+        return ready
 
     @contextmanager
     def _around(self, positions: Tensor, begins: Tensor | None = None) -> Iterator[None]:

@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.runs.cache import cache_folder
-from slipstream.runs.folder import append_line, read_lines
 from slipstream.train.kernels.clock import quickest
+from slipstream.train.kernels.remembered import remembered
 
 aten: Any = torch.ops.aten
 _KERNELS = {"flash": torch.backends.cuda.enable_flash_sdp, "cudnn": torch.backends.cuda.enable_cudnn_sdp}
@@ -89,12 +88,7 @@ def use_fastest(queries: tuple[int, ...], kv_heads: int, dtype: torch.dtype, dev
     that adds up in a fixed order."""
     fixed = ", in a fixed order" if torch.are_deterministic_algorithms_enabled() else ""
     what = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {queries}, {kv_heads}, {dtype}{fixed}"
-    memory = cache_folder() / "attention.jsonl"
-    known = {line["what"]: line["kernel"] for line in (read_lines(memory) if memory.exists() else ())}
-    fastest: str = known.get(what) or _measure(queries, kv_heads, dtype, device)
-    if what not in known:
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        append_line(memory, {"what": what, "kernel": fastest})
+    fastest: str = remembered("fastest-attention", what, lambda: _measure(queries, kv_heads, dtype, device))
     for name, enable in _KERNELS.items():
         enable(name == fastest)
     return fastest

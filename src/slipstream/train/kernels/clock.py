@@ -1,6 +1,8 @@
 """How long kernels take, by the GPU's own clock."""
 
 from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -10,15 +12,19 @@ late would count as slow."""
 
 
 def quickest(launch: Callable[[], None], tries: int) -> float:
-    """Milliseconds of the quickest of so many, after one that does not count."""
-    return min([_milliseconds(launch) for _ in range(1 + tries)][1:])
-
-
-def _milliseconds(launch: Callable[[], None]) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    torch.cuda._sleep(_HEAD_START)  # type: ignore[no-untyped-call]
-    start.record()
+    """Milliseconds that the GPU takes at best, after one try that does not count."""
     launch()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))
+    torch.cuda._sleep(_HEAD_START)  # type: ignore[no-untyped-call]
+    marks = [_mark()]
+    for _ in range(tries):
+        launch()
+        marks.append(_mark())
+    marks[-1].synchronize()
+    return float(min(start.elapsed_time(end) for start, end in pairwise(marks)))
+
+
+def _mark() -> Any:
+    """A moment in the device's queue."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event

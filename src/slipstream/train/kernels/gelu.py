@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from slipstream.train.kernels import cublaslt
-from slipstream.train.kernels.dtypes import cast, working_dtype
+from slipstream.train.kernels.dtypes import working_dtype
+from slipstream.train.kernels.products import product
 
 _aten: Any = torch.ops.aten
 
@@ -22,7 +23,7 @@ _aten: Any = torch.ops.aten
 def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """GELU of x [n, in] through a linear layer, and what it was taken of."""
     before = x.new_empty(len(x), len(weight))
-    made = cublaslt.multiply(x, weight, True, cublaslt.GELU, bias, before)
+    made = cublaslt.multiply(x, weight.T, epilogue=cublaslt.GELU, bias=bias, kept=before)
     if made is None:
         before = F.linear(x, weight, bias)
         made = F.gelu(before, approximate="tanh")
@@ -32,7 +33,7 @@ def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor
 @torch.library.custom_op("slipstream::gelu_backward", mutates_args=())
 def _gelu_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> Tensor:
     """The gradient of what GELU was taken of [n, in], by that of the next layer [n, out], whose weight is [out, in]."""
-    made = cublaslt.multiply(gradient, weight, False, cublaslt.GELU_BACKWARD, kept=before)
+    made = cublaslt.multiply(gradient, weight, epilogue=cublaslt.GELU_BACKWARD, kept=before)
     if made is None:
         made = _aten.gelu_backward(gradient @ weight, before, approximate="tanh")
     return made
@@ -53,7 +54,8 @@ class _FeedForward(torch.autograd.Function):
         inner, before = _linear_gelu(x, short_up, None if up_bias is None else up_bias.to(x.dtype))
         ctx.save_for_backward(x, short_up, short_down, before, inner)
         ctx.dtype, ctx.biased = up.dtype, up_bias is not None  # type: ignore[attr-defined]
-        return F.linear(inner, short_down, None if down_bias is None else down_bias.to(x.dtype))
+        y: Tensor = product(inner, short_down.T, x.dtype, None if down_bias is None else down_bias.to(x.dtype))
+        return y
 
     @staticmethod
     @once_differentiable
@@ -62,10 +64,14 @@ class _FeedForward(torch.autograd.Function):
         dtype: torch.dtype = ctx.dtype  # type: ignore[attr-defined]
         gradient = grads[0].contiguous()
         of_before = _gelu_backward(gradient, down, before)
-        of_up, of_down = cast(of_before.T @ x, dtype), cast(gradient.T @ inner, dtype)
+        of_x, of_up, of_down = (
+            product(of_before, up, x.dtype),
+            product(of_before.T, x, dtype),
+            product(gradient.T, inner, dtype),
+        )
         if not ctx.biased:  # type: ignore[attr-defined]
-            return of_before @ up, of_up, None, of_down, None
-        return of_before @ up, of_up, of_before.sum(0, dtype=dtype), of_down, gradient.sum(0, dtype=dtype)
+            return of_x, of_up, None, of_down, None
+        return of_x, of_up, of_before.sum(0, dtype=dtype), of_down, gradient.sum(0, dtype=dtype)
 
 
 _apply: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor | None], Tensor] = _FeedForward.apply

@@ -16,6 +16,7 @@ from slipstream.data.base import IGNORED
 from slipstream.train.kernels import cublaslt
 from slipstream.train.kernels.cross_entropy import overwrite_with_gradient
 from slipstream.train.kernels.dtypes import working_dtype
+from slipstream.train.kernels.products import multiply
 
 ROWS = 4096
 """Tokens at a time: on an H200 no larger number was quicker, with 50 thousand classes or with 128 thousand."""
@@ -36,7 +37,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         of_hidden, of_weight = ctx.saved_tensors  # type: ignore[attr-defined]
-        return of_hidden.mul_(grads[0]), of_weight.mul_(grads[0]), None
+        torch._foreach_mul_([of_weight], grads[0])  # by a number on the device: twice as quick as `mul_`
+        return of_hidden.mul_(grads[0]), of_weight, None
 
 
 def _by_rows(hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, learns: bool) -> list[Tensor]:
@@ -47,18 +49,13 @@ def _by_rows(hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype
     for first in range(0, len(hidden), ROWS):
         rows = slice(first, first + ROWS)
         some = hidden[rows].to(dtype)
-        scores = _scores(some, narrow)
+        scores = multiply(some, narrow.T, dtype)
         losses.append(_overwrite(scores, targets[rows]).sum())
         if learns:
-            of_hidden[rows] = scores @ narrow
+            of_hidden[rows] = multiply(scores, narrow, dtype)
             of_weight = _add_product(of_weight, scores.mT, some, weight.dtype)
     loss = torch.stack(losses).sum()
     return [loss] if of_weight is None else [loss, of_hidden, of_weight]
-
-
-def _scores(hidden: Tensor, weight: Tensor) -> Tensor:
-    made = cublaslt.multiply(hidden, weight, turned=True)
-    return hidden @ weight.mT if made is None else made
 
 
 def _overwrite(scores: Tensor, targets: Tensor) -> Tensor:
@@ -79,12 +76,13 @@ def _overwrite(scores: Tensor, targets: Tensor) -> Tensor:
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """total + a·b, in the precision of the weights."""
-    if a.is_cuda and a.dtype != dtype:
-        return (
-            torch.mm(a, b, out_dtype=dtype) if total is None else _aten.addmm.dtype_out(total, a, b, dtype, out=total)
-        )
     if total is None:
-        return (a @ b).to(dtype)
+        return multiply(a, b, dtype)
+    if cublaslt.multiply(a, b, dtype, onto=total, out=total) is not None:
+        return total
+    if a.is_cuda and a.dtype != dtype:
+        _aten.addmm.dtype_out(total, a, b, dtype, out=total)
+        return total
     return total.addmm_(a, b) if a.dtype == dtype else total.add_(a @ b)
 
 

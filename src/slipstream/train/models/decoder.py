@@ -64,15 +64,20 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(section.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
+        added: Tensor = self.dropout(self.out(self.inner(x)))
+        return added
+
+    def inner(self, x: Tensor) -> Tensor:
+        """What the heads have found, before the last product."""
         batch, length, _ = x.shape
         groups = self.qkv(x).view(batch, length, -1, self.queries + 2, self.size)
-        q, k, v = groups.split((self.queries, 1, 1), dim=3)
+        return self.attend(*self.apart(groups)).transpose(1, 2).flatten(2)
+
+    def apart(self, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, the first two turned to their positions."""
+        q, k, v = torch.split(groups, [self.queries, 1, 1], dim=3)
         q, k, v = (heads.flatten(2, 3).transpose(1, 2) for heads in (q, k, v))
-        if self.rotation is not None:
-            q, k = self.rotation(q), self.rotation(k)
-        y = self.attend(q, k, v)
-        added: Tensor = self.dropout(self.out(y.transpose(1, 2).flatten(2)))
-        return added
+        return (q, k, v) if self.rotation is None else (self.rotation(q), self.rotation(k), v)
 
 
 class FeedForward(nn.Module):
@@ -87,12 +92,12 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(section.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.gate is None:
-            inner = _gelu(self.up(x))
-        else:
-            inner = F.silu(self.gate(x)) * self.up(x)
-        added: Tensor = self.dropout(self.down(inner))
+        added: Tensor = self.dropout(self.down(self.inner(x)))
         return added
+
+    def inner(self, x: Tensor) -> Tensor:
+        """What is between the products, before the last one."""
+        return _gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
 
 
 def _gelu(x: Tensor) -> Tensor:
@@ -201,14 +206,15 @@ class Rotation(nn.Module):
         self.whose: Callable[[], object] = lambda: None
         """The samples that the places are of, where they differ from sample to sample."""
         self._wanted: object = None
-        self._angles: tuple[Tensor, Tensor] | None = None
+        self.angles: tuple[Tensor, Tensor] | None = None
+        """Cosines and sines of the tokens at hand."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Turn each pair (a, b) of x [..., T, size] to (a·cos - b·sin, b·cos + a·sin); rolling swaps a and b."""
         if not torch.compiler.is_compiling():  # a compiled block has them made before it runs
             self.prepare(x.shape[-2], x)
-        assert self._angles is not None, "prepared"
-        cos, sin = self._angles
+        assert self.angles is not None, "prepared"
+        cos, sin = self.angles
         return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).type_as(x)
 
     def prepare(self, length: int, like: Tensor) -> None:
@@ -220,7 +226,7 @@ class Rotation(nn.Module):
             places = self.places(length, like.device).to(dtype)
             angles = torch.outer(places, speeds) if places.dim() == 1 else places[:, None, :, None] * speeds
             cos, sin = angles.cos(), angles.sin()
-            self._wanted, self._angles = wanted, (torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+            self._wanted, self.angles = wanted, (torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
 
 
 def _norm(section: DecoderModel) -> nn.Module:

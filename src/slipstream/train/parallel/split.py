@@ -18,10 +18,10 @@ from slipstream.train.compiled import await_compiler, compile_model
 from slipstream.train.exchange import Exchange, build_exchange
 from slipstream.train.exchange.base import Sum
 from slipstream.train.exchange.local import Local
-from slipstream.train.kernels.short import shorten_products
+from slipstream.train.kernels.layers import choose_products
 from slipstream.train.models.decoder import Attention, Decoder
 from slipstream.train.models.dropout import SampleKeys
-from slipstream.train.models.folded import fold_activations
+from slipstream.train.models.folded import add_rows, fold
 from slipstream.train.models.packed import reset_with_documents
 from slipstream.train.parallel.context import Places, RingAttention, tokens_of
 from slipstream.train.parallel.groups import Groups
@@ -52,12 +52,13 @@ class SplitModel:
             self._place_tokens(model, keys)
         if isinstance(model, Decoder):
             reset_with_documents(model, reset_of(job.data), keys)
+            add_rows(model, plan)
         self.whole = model
         pieces = pieces_of(model, job)
         blocks = [piece for name, piece in pieces if name.rpartition(".")[2].isdigit()]
-        shorten_products(blocks, plan)
+        choose_products(blocks, plan)
         if plan.compile:
-            fold_activations(blocks, plan)
+            fold(blocks, plan)
             at_once = layout.workers == 1 and layout.recompute != "full"
             compile_model(model, blocks, layout.recompute == "selective", at_once)
         if layout.recompute == "full" or (layout.recompute == "selective" and not plan.compile):
