@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from jobs import merge, mlp_job
+import restored
+from jobs import merge, mlp_job, resnet_job
 from pool import Pool
 from program import slipstream, start, write_job
 from slipstream.job import dump
 from slipstream.runs.checkpoints import MANIFEST, find_checkpoint, find_damage, read_progress
+from slipstream.train.checkpoint import Checkpointer
+from slipstream.train.world import World
 
 
 @pytest.fixture
@@ -28,6 +32,33 @@ def newest(run: Path) -> tuple[int | None, list[str]]:
     warnings: list[str] = []
     found = find_checkpoint(run / "checkpoints", warnings.append)
     return (read_progress(found).step if found else None), warnings
+
+
+def test_weights_may_lie_in_memory_in_another_order(pool, tmp_path, monkeypatch):
+    """Channels last, as a GPU wants them: what is read and written stays the same, and the state lies as its weight."""
+    job = resnet_job(**{"train.steps": 3, "train.optimizer": {"name": "adamw", "lr": 1e-3}, "train.precision": "fp32"})
+    pool.train(job, tmp_path / "run", 1)
+    saved = tmp_path / "run/checkpoints/step-00000003"
+    plain, before = restored.restored(job, saved, 1, 0)
+    build = restored.build_to_split
+    monkeypatch.setattr(restored, "build_to_split", lambda *told: build(*told).to(memory_format=torch.channels_last))
+    model, update = restored.restored(job, saved, 1, 0)
+    again = Checkpointer(tmp_path / "again", 1, World.of_one(torch.device("cpu")))
+    again.save(read_progress(saved), model, update.optimizer)
+    again.close()
+    monkeypatch.undo()
+    other, after = restored.restored(job, tmp_path / "again/step-00000003", 1, 0)
+    for first, second, third in zip(plain.parts, model.parts, other.parts, strict=True):
+        slots = before.optimizer.state[first.weight]
+        assert slots.keys() == {"step", "exp_avg", "exp_avg_sq"}
+        for slot, values in {**slots, "": first.weight}.items():
+            here, there = (
+                (each.optimizer.state[w][slot] if slot else w)
+                for each, w in ((update, second.weight), (after, third.weight))
+            )
+            assert torch.equal(here, values) and torch.equal(there, values)
+            assert slot == "step" or here.stride() == second.weight.stride()
+    assert any(not part.weight.is_contiguous() for part in model.parts)
 
 
 def test_the_newest_is_chosen(run):

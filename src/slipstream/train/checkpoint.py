@@ -50,11 +50,12 @@ def load(path: Path, model: SplitModel, optimizer: Optimizer, at_home: torch.dev
             slot = key.rpartition("/")[2]
             # Also its count of steps: torch's fused optimisers want that beside the weight.
             whole = sizes[key] == part.shape and bool(part.shape)
-            size = part.weight.shape if whole else sizes[key]
-            device = at_home if whole else part.weight.device
-            pinned = whole and at_home != part.weight.device
             kind = saved[key if key in saved else OWN + key].properties.dtype
-            tensor = torch.empty(size, dtype=kind, device=device, pin_memory=pinned)
+            if whole:  # it lies in memory as its weight does
+                pinned = at_home != part.weight.device
+                tensor = torch.empty_like(part.weight, dtype=kind, device=at_home, pin_memory=pinned)
+            else:
+                tensor = torch.empty(sizes[key], dtype=kind, device=part.weight.device)
             optimizer.state[part.weight][slot] = tensor
             state[key] = Box.of(tensor, part.shape, part.offset) if whole else tensor
     shared = {key: value for key, value in state.items() if key in saved or OWN + key not in saved}

@@ -44,8 +44,13 @@ def update(
     lr: float, betas: tuple[float, float], eps: float, decay: float,
 ) -> None:  # fmt: skip
     """One weight's update, unless `skip`. The gradient counts `factor` times; `count` is of the steps before this."""
+    assert len({_order(each) for each in (weight, gradient, mean, square)}) == 1, "element by element in memory"
     size = weight.numel()
     _adamw[(triton.cdiv(size, _BLOCK),)](
         weight, gradient, mean, square, count, factor, skip, size, lr, math.log2(betas[0]) if betas[0] else -math.inf,
         math.log2(betas[1]), eps, decay, NARROW=square.dtype == torch.bfloat16, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
+
+
+def _order(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
