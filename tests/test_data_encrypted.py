@@ -25,6 +25,7 @@ from slipstream.data.folder import Folder
 from slipstream.data.held import HeldShards
 from slipstream.data.keys import KEY, KEY_FILE, KEY_SERVICE, new_key
 from slipstream.data.manifest import DOCUMENTS, MANIFEST, PAGES, TOKENIZER, read_manifest
+from slipstream.data.opened import OpenedShards
 from slipstream.data.page_cache import PageCache
 from slipstream.data.pages import DamagedShard
 from slipstream.data.prepared import open_prepared
@@ -81,7 +82,13 @@ def samples(dataset: Path | str) -> np.ndarray:
     return opened.fetch(np.random.default_rng(0).permutation(len(opened))).inputs.numpy()
 
 
-def opened(folder: Path) -> HeldShards:
+def opened(folder: Path) -> OpenedShards:
+    manifest = read_manifest(folder, "test")
+    return OpenedShards(folder, manifest, guard_of(manifest, str(folder)))
+
+
+def held(folder: Path) -> HeldShards:
+    """As it would be read from object storage."""
     manifest = read_manifest(folder, "test")
     return HeldShards(Folder(folder, manifest), manifest, NO_CACHE, guard_of(manifest, str(folder)))
 
@@ -104,12 +111,50 @@ def test_any_tokens_come_back(
     for part in np.split(whole, ends):
         writer.add(part, np.array([len(part)] if len(part) else [], np.int64))
     writer.finish()
+    for shards in (opened(folder), held(folder)):
+        assert shards.documents().tolist() == sorted({0, *ends.tolist(), tokens})
+        if length <= tokens:
+            starts = np.random.default_rng(0).integers(0, tokens - length + 1, 20)
+            assert np.array_equal(shards.rows(starts, length), _rows(whole, starts, length))
+
+
+def _rows(whole: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+    return np.stack([whole[start : start + length] for start in starts])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    page=st.integers(4, 64), length=st.integers(1, 90), step=st.integers(1, 90), window=st.integers(1, 60),
+    batch=st.integers(1, 30), workers=st.integers(1, 3), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_windows_are_as_if_read_one_row_at_a_time(
+    page: int, length: int, step: int, window: int, batch: int, workers: int, seed: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    """Batches that lie in one window, in two, or in none; a worker's part of each; samples to judge on in between; and
+    what the loop still has stays as it was."""
+    folder = tmp_path_factory.mktemp("windows")
+    (folder / TOKENIZER).touch()
+    whole = np.random.default_rng(seed).integers(0, 2**16, 2000).astype(np.uint16)
+    guard = guard_to_write(folder, encrypt=True)
+    writer = ShardWriter(InFolder(folder), Ids(2**16, None, None), {}, shard=600, page=2 * page, guard=guard)
+    writer.add(whole, np.array([len(whole)]))
+    writer.finish()
     shards = opened(folder)
-    assert shards.documents().tolist() == sorted({0, *ends.tolist(), tokens})
-    if length <= tokens:
-        starts = np.random.default_rng(0).integers(0, tokens - length + 1, 20)
-        expected = np.stack([whole[start : start + length] for start in starts])
-        assert np.array_equal(shards.rows(starts, length), expected)
+    order = np.random.default_rng(seed).permutation((len(whole) - length) // step) * step
+    kept = []
+    for at in range(0, len(order), batch):
+        if at // window != (at - batch) // window:
+            first = at // window * window
+            shards.expect(order[first : first + window], length)
+            shards.expect(order[first + window : first + 2 * window], length)
+        mine = order[at : at + batch][seed % workers :: workers]
+        kept.append((shards.rows(mine, length), _rows(whole, mine, length) if len(mine) else np.empty((0, length))))
+        if at // batch % 5 == 1:
+            held_out = order[(at * 7) % len(order) :][:3]
+            assert np.array_equal(shards.rows(held_out, length), _rows(whole, held_out, length))
+    for found, expected in kept:
+        assert np.array_equal(found, expected)
 
 
 def test_samples_and_tokeniser_are_those_of_the_plain_one(made: dict[str, Path]) -> None:

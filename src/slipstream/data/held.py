@@ -1,22 +1,20 @@
-"""The row of all tokens of a prepared dataset that is far away, encrypted, or both. Pages are fetched and opened side
-by side, before they are used. This machine's disk keeps those of a remote dataset as they are there: encrypted ones
-encrypted."""
+"""The row of all items of a prepared dataset that is far away, encrypted or not. Pages are fetched and opened side by
+side, before they are used. This machine's disk keeps them as they are there: encrypted ones encrypted."""
 
 import hashlib
 from collections.abc import Iterator
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-from slipstream.data.folder import Folder
 from slipstream.data.guards import CHECKSUMS, SPARE, Guard
-from slipstream.data.manifest import DOCUMENTS, FIRSTS, MANIFEST, PAGES, Manifest, parse_manifest
+from slipstream.data.manifest import MANIFEST, Manifest, parse_manifest
 from slipstream.data.order import RUN, WINDOW
 from slipstream.data.page_cache import Fetched, PageCache
 from slipstream.data.page_memory import PageMemory
-from slipstream.data.pages import Pages, between, checked
+from slipstream.data.paged import Paged, Source
+from slipstream.data.pages import between
 from slipstream.data.storage import Storage
 from slipstream.data.windows import address_of, copy_rows
 from slipstream.runs.cache import cache_folder
@@ -24,80 +22,52 @@ from slipstream.runs.cache import cache_folder
 _HELD = 2 * WINDOW * (RUN + 2)
 """Pages in memory: those of a window, whose runs may begin inside a page, and of the next one."""
 
-_FETCHED, _OPENED = 4, 2
-"""Runs that are fetched side by side from afar; and those of a folder, where each has the loop wait for Python's lock
-now and then."""
-
-
-class Source(Protocol):
-    """Where files are: a `Storage` or a `Folder`."""
-
-    @property
-    def address(self) -> str: ...
-
-    def read(self, name: str, start: int = 0, end: int | None = None) -> memoryview: ...
+_FETCHED = 4
+"""Runs that are fetched side by side."""
 
 
 class HeldShards:
     """Memory holds the pages of two windows, whatever the size of the dataset."""
 
+    near = False
+    """As in `AnyShards`."""
+
     def __init__(self, source: Source, manifest: Manifest, cache: PageCache, guard: Guard = CHECKSUMS) -> None:
-        self._source, self.manifest, self._cache, self._guard = source, manifest, cache, guard
-        self.near = isinstance(source, Folder)
-        """Whether what is expected has been opened by the time it is asked for: rows are then no more than copies."""
-        self._pages = Pages(manifest, source.address, bytes(source.read(PAGES)), guard)
-        self._firsts = self._read_firsts()
+        self._source, self.manifest, self._cache = source, manifest, cache
+        self._paged = Paged(source, manifest, guard)
+        self._pages = self._paged.pages
         self._width = -(-(manifest.page + SPARE) // self._pages.size)
         """Tokens for which a place has room."""
         places, size = min(_HELD, 2 * len(self._pages)), self._width * self._pages.size
-        self._memory = PageMemory(places, size, len(self._pages), self._load, _OPENED if self.near else _FETCHED)
+        self._memory = PageMemory(places, size, len(self._pages), self._load, _FETCHED)
         self._tokens = self._memory.bytes.reshape(-1).view(manifest.dtype)
         self._begin = address_of(self._tokens)
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """The items at each start and those after it, a row for each."""
-        first, last, beyond = self._needed(starts, length)
-        needed = between(first, last)
-        if len(needed) > _HELD // 2:  # other threads need memory too
+        needed = self._paged.needed(starts, length)
+        first, last, beyond = needed
+        pages = between(first, last)
+        if len(pages) > _HELD // 2:  # other threads need memory too
             return self._by_halves(starts, length)
-        inside, whole = self._inside(starts), (first == last) & ~beyond
-        with self._memory.holding(needed) as places:
+        inside, whole = self._paged.inside(starts), (first == last) & ~beyond
+        with self._memory.holding(pages) as places:
             begins = places[first] * self._width + inside
             made = copy_rows(self._begin + begins * self._pages.size, whole, length, self.manifest.dtype)
             for row in np.flatnonzero(~whole).tolist():
                 here = length - int(beyond[row])
                 made[row, :here] = self._across(int(first[row]), int(inside[row]), here, places)
-        if beyond.any():
-            made[beyond, -1] = self._firsts[last[beyond] + 1]
+        self._paged.finish(made, needed)
         return made
 
     def expect(self, starts: np.ndarray, length: int) -> None:
         """These will be asked for: fetch them meanwhile."""
-        first, last, _ = self._needed(starts, length)
+        first, last, _ = self._paged.needed(starts, length)
         self._memory.expect(between(first, last))
 
     def documents(self) -> np.ndarray:
         """Where each document begins, and last where the last one ends."""
-        return np.frombuffer(self._read(DOCUMENTS), "<i8")
-
-    def _read_firsts(self) -> np.ndarray:
-        tokens = FIRSTS in self.manifest.sha256
-        return np.frombuffer(self._read(FIRSTS) if tokens else b"", self.manifest.dtype)
-
-    def _read(self, name: str) -> bytes:
-        data = bytes(self._source.read(name))
-        return checked(data, name, self.manifest, self._source.address, self._guard)
-
-    def _needed(self, starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The first and the last page of each row, and whether its last token is the first of one more page."""
-        first, last = self._pages.of(starts), self._pages.of(starts + length - 1)
-        beyond = (first < last) & (self._inside(starts + length - 1) == 0) if len(self._firsts) else first < first
-        return first, last - beyond, beyond
-
-    def _inside(self, places: np.ndarray) -> np.ndarray:
-        """Where in its page each of these items is."""
-        found: np.ndarray = places % self.manifest.each * self._pages.size % self.manifest.page // self._pages.size
-        return found
+        return self._paged.documents()
 
     def _by_halves(self, starts: np.ndarray, length: int) -> np.ndarray:
         if len(starts) > 1:
@@ -128,19 +98,13 @@ class HeldShards:
                     yield page
                 else:
                     missing.append(page)
-            fetched = [self._read_pages(stretch) for stretch in self._stretches(missing)]
+            fetched = [self._read_pages(stretch) for stretch in self._pages.stretches(missing)]
             for page, stored in chain.from_iterable(fetched):
                 if not self._pages.open(page, stored, wanted[page]):
                     raise self._pages.damage(page)
                 yield page
             for pages in fetched:
                 self._cache.put(pages)
-
-    def _stretches(self, pages: list[int]) -> Iterator[list[int]]:
-        """Cut where a page is left out, or a shard ends."""
-        kinds = [(page - place, self._pages.bounds(page).shard) for place, page in enumerate(pages)]
-        for _, some in groupby(zip(kinds, pages, strict=True), lambda each: each[0]):
-            yield [page for _, page in some]
 
     def _read_pages(self, stretch: list[int]) -> list[Fetched]:
         """Pages that follow each other, in one part."""

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import groupby
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import numpy as np
 
 from slipstream.data.order import RUN
+from slipstream.data.recycled import fresh_memory
 
 _NONE = np.empty(0, np.int64)
 _NOWHERE = -1
@@ -24,7 +24,7 @@ class PageMemory:
     """Places are taken once and used again: fresh memory would cost nearly as much as decrypting a page into it."""
 
     def __init__(self, places: int, size: int, pages: int, load: Load, at_once: int) -> None:
-        self.bytes = _memory(places * size).reshape(places, size)
+        self.bytes = fresh_memory(places, size)
         self._load = load
         self._free = list(range(places))
         self._place = np.full(pages, _NOWHERE)
@@ -107,12 +107,6 @@ class PageMemory:
                     self._failed[page] = error
                     self._free.append(place)
                 self._changed.notify_all()
-
-
-def _memory(size: int) -> np.ndarray:
-    """Not by numpy, which asks the system for large pages: a virtual machine may give those that are free back to its
-    host, and to have one again, 2 MiB, took 4 ms, in which ten times as much can be decrypted."""
-    return np.frombuffer(mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS), np.uint8)
 
 
 def _neighbours(pages: list[int]) -> Iterator[list[int]]:

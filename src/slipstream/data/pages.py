@@ -2,6 +2,8 @@
 
 import hashlib
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +52,14 @@ class Pages:
         start = (page - self._firsts[shard]) * self.manifest.page
         return Bounds(shard, start, min(start + self.manifest.page, self.manifest.shards[shard].items * self.size))
 
+    def items(self, pages: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The first item of each of these pages, and the one after its last."""
+        shards = self._first.searchsorted(pages, side="right") - 1
+        each, most = self.manifest.page // self.size, np.array([shard.items for shard in self.manifest.shards])
+        inside = (pages - self._first[shards]) * each
+        begin = shards * self.manifest.each
+        return begin + inside, begin + np.minimum(inside + each, most[shards])
+
     def open(self, page: int, stored: Bytes, into: memoryview) -> bool:
         """Put the tokens of a page that is stored as these bytes into memory; False if it is not what was prepared."""
         shard, start, end = self.bounds(page)
@@ -64,6 +74,12 @@ class Pages:
     def _record(self, page: int) -> bytes:
         size = self._guard.record
         return self._records[page * size : (page + 1) * size]
+
+    def stretches(self, pages: Sequence[int]) -> Iterator[list[int]]:
+        """Sorted pages, cut where one is left out or a shard ends."""
+        kinds = [(page - place, self.bounds(page).shard) for place, page in enumerate(pages)]
+        for _, some in groupby(zip(kinds, pages, strict=True), lambda each: each[0]):
+            yield [page for _, page in some]
 
     def damage(self, page: int) -> DamagedShard:
         """What to raise where they are not."""

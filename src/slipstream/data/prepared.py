@@ -8,11 +8,13 @@ import numpy as np
 from slipstream.data.base import Batch, Dataset, Facts
 from slipstream.data.beginnings import beginnings
 from slipstream.data.folder import Folder
-from slipstream.data.held import HeldShards, Source, pages_folder, remote_manifest
+from slipstream.data.held import HeldShards, pages_folder, remote_manifest
 from slipstream.data.holding import Ids, Samples
 from slipstream.data.manifest import TOKENIZER, Manifest, read_manifest
 from slipstream.data.mixing import Mixed, shares_of
+from slipstream.data.opened import OpenedShards
 from slipstream.data.page_cache import PageCache
+from slipstream.data.paged import AnyShards, Source
 from slipstream.data.pages import checked
 from slipstream.data.samples import PreparedSamples
 from slipstream.data.sealing import guard_of
@@ -30,7 +32,7 @@ _IMPATIENT = 8.0
 class Prepared:
     """Sample i is tokens[i·S : i·S + S + shift] of the row of all tokens. With `documents` it says where they begin."""
 
-    def __init__(self, shards: Shards | HeldShards, sequence: int, shift: int, documents: bool = False) -> None:
+    def __init__(self, shards: AnyShards, sequence: int, shift: int, documents: bool = False) -> None:
         manifest = shards.manifest
         self.facts = Facts(inputs=(sequence,), outputs=manifest.ids.vocabulary, tokens=True)
         self.together = max(1, manifest.page // manifest.dtype.itemsize // sequence)
@@ -159,10 +161,10 @@ def _patience(data: PreparedData) -> float:
     return PATIENCE if data.patience is None else data.patience
 
 
-def _shards(where: str, data: PreparedData, manifest: Manifest) -> Shards | HeldShards:
-    remote = is_remote(where)
-    if not remote and manifest.seal is None:
+def _shards(where: str, data: PreparedData, manifest: Manifest) -> AnyShards:
+    if is_remote(where):
+        cache = PageCache(pages_folder(manifest), _CACHE if data.cache is None else data.cache, manifest.page)
+        return HeldShards(Storage(where, _patience(data)), manifest, cache, guard_of(manifest, where))
+    if manifest.seal is None:
         return Shards(Path(where), manifest)
-    limit = (_CACHE if data.cache is None else data.cache) if remote else 0
-    cache = PageCache(pages_folder(manifest), limit, manifest.page)
-    return HeldShards(_source(where, manifest, _patience(data)), manifest, cache, guard_of(manifest, where))
+    return OpenedShards(Path(where), manifest, guard_of(manifest, where))

@@ -5,15 +5,14 @@ import math
 import numpy as np
 
 from slipstream.data.base import Batch, Facts
-from slipstream.data.held import HeldShards
 from slipstream.data.holding import Samples
-from slipstream.data.shards import Shards
+from slipstream.data.paged import AnyShards
 
 
 class PreparedSamples:
     """Sample i is item i. `where` is what the user calls the dataset."""
 
-    def __init__(self, shards: Shards | HeldShards, holds: Samples, task: str, where: str) -> None:
+    def __init__(self, shards: AnyShards, holds: Samples, task: str, where: str) -> None:
         manifest = shards.manifest
         self._shards, self._regression = shards, task == "regression"
         self.facts = Facts(holds.inputs.shape, _outputs(holds, task, where), tokens=False, white=holds.white)

@@ -22,7 +22,7 @@ class Shards:
     """Only where nothing is encrypted: rows are taken from the mapped files as they are."""
 
     near = True
-    """As in `HeldShards`."""
+    """As in `AnyShards`."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._files, self.manifest = Folder(folder, manifest), manifest
