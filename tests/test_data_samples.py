@@ -74,6 +74,7 @@ def dataset(images: Path) -> Path:
 
 def test_images_come_back_whatever_the_number_of_processes(images: Path, dataset: Path, tmp_path: Path) -> None:
     done = prepare(images, tmp_path / "again", "--size", str(SIZE), "--workers", "3", *SHARDS, cwd=tmp_path)
+    assert done.stdout[:1].isdigit(), "progress is for a terminal"
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "again") == contents(dataset) and len(list(dataset.glob("shard-*.bin"))) > 3
     found = opened({"prepared": str(dataset)})
@@ -100,6 +101,13 @@ def test_images_of_one_size_and_any_mode_need_no_size(tmp_path: Path) -> None:
     assert done.returncode == 2 and "other.png has 7 × 4 pixels" in done.stderr and "--size" in done.stderr
     Image.fromarray(grey.astype(np.uint16)).save(tmp_path / "in/b/other.png")
     assert "more than 8 bits" in prepare("in", "out", "--size", "4", *ALONE, cwd=tmp_path).stderr
+
+
+def test_images_want_a_folder_for_each_class(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "in/image.png")
+    done = prepare("in", "out", "--size", "4", *ALONE, cwd=tmp_path)
+    assert done.returncode == 2 and "image.png" in done.stderr and "no folder for each class" in done.stderr
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -69,7 +69,7 @@ def prepare(
     columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
     try:
         ready = preparation(names, Options(tokenizer, vocabulary, field, query, targets, size, workers))
-        with Progress(*columns, transient=True) as bar:
+        with Progress(*columns, transient=True, disable=not sys.stdout.isatty()) as bar:
             task = bar.add_task("", total=ready.total, rate="")
 
             def progress(done: int, items: int) -> None:

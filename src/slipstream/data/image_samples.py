@@ -82,6 +82,11 @@ def has_images(root: Path) -> bool:
     return any(next(_images(root / name), None) for name in class_folders(root))
 
 
+def is_image(path: Path) -> bool:
+    """By its name."""
+    return path.name.lower().endswith(SUFFIXES)
+
+
 def decode(file: str, size: int | None) -> np.ndarray:
     """The bytes of an image, upright; with a size the square in its middle, resized to it."""
     from PIL import Image, ImageOps

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from slipstream.data.array_samples import mnist_samples, npy_samples
 from slipstream.data.documents import STDLIB, named_like
 from slipstream.data.fetching import here
-from slipstream.data.image_samples import ImageFolder, has_images
+from slipstream.data.image_samples import ImageFolder, has_images, is_image
 from slipstream.data.images import is_mnist
 from slipstream.data.making import Making
 from slipstream.data.manifest import Manifest
@@ -81,14 +81,22 @@ def _preparation(names: Sequence[str], options: Options) -> Preparation:
 
 def _is_image_folder(name: str) -> bool:
     folder = Path(name)
-    if name == STDLIB or not folder.is_dir() or not has_images(folder):
+    if name == STDLIB or not folder.is_dir():
         return False
-    if text := next(folder.rglob("*.txt"), None):
+    text = next(folder.rglob("*.txt"), None)
+    if has_images(folder):
+        if text:
+            raise ValueError(
+                f"{name} holds images and text ({text}); prepare a folder of images alone, or name the text: "
+                f"'{name}/**/*.txt'"
+            )
+        return True
+    if not text and (image := next((path for path in folder.iterdir() if is_image(path)), None)):
         raise ValueError(
-            f"{name} holds images and text ({text}); prepare a folder of images alone, or name the text: "
-            f"'{name}/**/*.txt'"
+            f"{name} holds images ({image.name}), but no folder for each class; put those of each class into a folder "
+            "in it, named as the class"
         )
-    return True
+    return False
 
 
 def _text(names: Sequence[str], options: Options) -> Preparation:
