@@ -276,6 +276,39 @@ def test_a_damaged_shard_never_reaches_the_model(copied: Path, tmp_path: Path) -
     assert done.returncode == 3 and "shard-00000.bin is damaged" in " ".join(done.stderr.split()), done.stderr
 
 
+def test_masked_tokens_are_learned_from_plain_and_encrypted_alike(made: dict[str, Path], tmp_path: Path) -> None:
+    bert = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    changes = {
+        "model": {"huggingface": {**bert, "intermediate_size": 16}}, "data.sequence": 64, "train.samples": 24,
+        "train.task": "masked-token",
+    }  # fmt: skip
+    lines = []
+    for dataset in made.values():
+        values = merge(job(dataset), changes)
+        done = slipstream("train", write_job(tmp_path, values), "--run-dir", dataset.name, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        lines.append([json.loads(line)["loss"] for line in (tmp_path / dataset.name / "metrics.jsonl").open()])
+    assert lines[0] == lines[1] and len(lines[0]) == 2
+
+
+def test_tokens_without_a_tokeniser_cannot_be_masked(tmp_path: Path) -> None:
+    np.save(tmp_path / "tokens.npy", np.arange(3000, dtype=np.uint16) % 100)
+    done = slipstream("data", "prepare", "tokens.npy", "dataset", "--vocabulary", "100", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    model = {"huggingface": {"model_type": "bert", "hidden_size": 16}}
+    values = {"model": model, "train.task": "masked-token", "data.sequence": 64}
+    wanted = Job.model_validate(merge(job(tmp_path / "dataset"), values))
+    with pytest.raises(ValueError, match=r"needs a tokeniser that has a mask token, and .* was prepared without one"):
+        open_prepared(wanted.data, wanted)  # type: ignore[arg-type]
+
+
+def test_a_manifest_that_does_not_say_how_it_was_encrypted_is_refused(copied: Path) -> None:
+    values = json.loads((copied / MANIFEST).read_text())
+    (copied / MANIFEST).write_text(json.dumps({**values, "seal": "x"}))
+    with pytest.raises(ValueError, match=r"manifest.json is damaged \(it does not say how it was encrypted\)"):
+        read_manifest(copied, "test")
+
+
 def test_a_run_learns_from_it_and_leaves_no_key(made: dict[str, Path], tmp_path: Path) -> None:
     done = slipstream("train", write_job(tmp_path, job(made["sealed"])), "--run-dir", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

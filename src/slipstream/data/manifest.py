@@ -135,6 +135,8 @@ def parse_manifest(text: str, where: str, setting: str) -> Manifest:
             raise ValueError(f"it does not say {', '.join(sorted(missing))}")
         shards = tuple(Shard(**shard) for shard in values["shards"])
         dtype = values.pop("dtype")
+        if not isinstance(values["seal"], dict | None):
+            raise ValueError("it does not say how it was encrypted")
         seal = Seal(**values["seal"]) if values["seal"] else None
         manifest = Manifest(**{**values, "holds": holds_from(values["holds"]), "shards": shards, "seal": seal})
         _check(manifest, dtype)

@@ -136,6 +136,11 @@ def _shift(where: str, sequence: int, manifest: Manifest, job: Job) -> int:
             f"{sequence:,}; prepare more text, or set a smaller data.sequence"
         )
     if job.task.kind == "masked-token":
+        if TOKENIZER not in manifest.sha256:
+            raise ValueError(
+                f"train.task masked-token needs a tokeniser that has a mask token, and data.prepared {where} was "
+                "prepared without one; prepare text, or .npy files with --tokenizer"
+            )
         mask_of(manifest.ids, f"the tokeniser of data.prepared {where}")
     if job.train.sample and TOKENIZER not in manifest.sha256:
         raise ValueError(f"train.sample needs a tokeniser, and data.prepared {where} was prepared without one")

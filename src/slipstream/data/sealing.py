@@ -85,7 +85,10 @@ def open_seal(seal: Seal, where: str) -> Sealed:
     """Of a dataset that is there. Raises ValueError without the right key."""
     user, variable = user_key(f"{where} is encrypted, and")
     if user.name != seal.key:
-        raise ValueError(f"{where} was encrypted for key {seal.key}, and {variable} is key {user.name}")
+        raise ValueError(
+            f"{where} was encrypted for key {seal.key}, and {variable} is key {user.name}; give the key that it was "
+            "prepared with"
+        )
     try:
         key = user.unwrap(seal.wrapped)
     except ValueError as error:

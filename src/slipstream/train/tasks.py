@@ -115,6 +115,8 @@ def hide_tokens(batch: Batch, positions: np.ndarray, job: Job, vocabulary: int, 
         draws[row] = np.random.Generator(np.random.Philox(key=[job.seed, int(position)])).random((3, length))
     chosen, fate, other = torch.from_numpy(draws).unbind(1)
     hidden = chosen < job.task.mask
-    inputs = torch.where(hidden & (fate < 0.8), mask_id, batch.inputs)
+    inputs = torch.where(
+        hidden & (fate < 0.8), mask_id, batch.inputs.long()
+    )  # from a prepared dataset they are shorter
     inputs = torch.where(hidden & (fate >= 0.9), (other * vocabulary).long(), inputs)
-    return Batch(inputs, torch.where(hidden, batch.targets, IGNORED))
+    return Batch(inputs, torch.where(hidden, batch.targets.long(), IGNORED), batch.begins)
