@@ -124,7 +124,7 @@ def _rows(whole: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    page=st.integers(4, 64), length=st.integers(1, 90), step=st.integers(1, 90), window=st.integers(1, 60),
+    page=st.integers(4, 200), length=st.integers(1, 90), step=st.integers(1, 30), window=st.integers(1, 200),
     batch=st.integers(1, 30), workers=st.integers(1, 3), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_windows_are_as_if_read_one_row_at_a_time(
