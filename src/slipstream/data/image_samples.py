@@ -82,9 +82,9 @@ def has_images(root: Path) -> bool:
     return any(next(_images(root / name), None) for name in class_folders(root))
 
 
-def is_image(path: Path) -> bool:
-    """By its name."""
-    return path.name.lower().endswith(SUFFIXES)
+def is_image(name: str) -> bool:
+    """Whether a file of this name is one."""
+    return name.lower().endswith(SUFFIXES)
 
 
 def decode(file: str, size: int | None) -> np.ndarray:
@@ -108,4 +108,4 @@ def decode(file: str, size: int | None) -> np.ndarray:
 def _images(folder: Path) -> Iterator[str]:
     """All images in a folder and below it."""
     for place, _, names in os.walk(folder):
-        yield from (os.path.join(place, name) for name in names if name.lower().endswith(SUFFIXES))  # noqa: PTH118
+        yield from (os.path.join(place, name) for name in names if is_image(name))  # noqa: PTH118

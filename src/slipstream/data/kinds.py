@@ -91,7 +91,7 @@ def _is_image_folder(name: str) -> bool:
                 f"'{name}/**/*.txt'"
             )
         return True
-    if not text and (image := next((path for path in folder.iterdir() if is_image(path)), None)):
+    if not text and (image := next((path for path in folder.iterdir() if is_image(path.name)), None)):
         raise ValueError(
             f"{name} holds images ({image.name}), but no folder for each class; put those of each class into a folder "
             "in it, named as the class"

@@ -18,7 +18,7 @@ class Laid:
         steps = np.diff(self._sorted)
         self._step = max(1, int(steps.min(initial=_MOST)))
         self._uneven = np.concatenate(([0], np.cumsum(steps != self._step)))
-        """How many, before each of the sorted starts, are not as far from the next as most are."""
+        """How many, before each of the sorted starts, are farther from the next than the nearest two are."""
 
     @classmethod
     def nothing(cls) -> Self:

@@ -115,8 +115,7 @@ def hide_tokens(batch: Batch, positions: np.ndarray, job: Job, vocabulary: int, 
         draws[row] = np.random.Generator(np.random.Philox(key=[job.seed, int(position)])).random((3, length))
     chosen, fate, other = torch.from_numpy(draws).unbind(1)
     hidden = chosen < job.task.mask
-    inputs = torch.where(
-        hidden & (fate < 0.8), mask_id, batch.inputs.long()
-    )  # from a prepared dataset they are shorter
+    tokens, targets = batch.inputs.long(), batch.targets.long()  # those of a prepared dataset have 16 bits
+    inputs = torch.where(hidden & (fate < 0.8), mask_id, tokens)
     inputs = torch.where(hidden & (fate >= 0.9), (other * vocabulary).long(), inputs)
-    return Batch(inputs, torch.where(hidden, batch.targets.long(), IGNORED), batch.begins)
+    return Batch(inputs, torch.where(hidden, targets, IGNORED), batch.begins)
