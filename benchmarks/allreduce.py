@@ -45,6 +45,8 @@ class Case:
     sizes: tuple[int, ...]
     seconds: float
     """Of sums, for each size, at most, unless the fewest rounds take longer; none: one round, to see that it works."""
+    steps: float
+    """Of the run for which `auto` chooses; a trial takes the longer the longer that is."""
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -102,14 +104,15 @@ def work(case: Case, rank: int, network: Network, store: str, meeting: Meeting, 
 
     from slipstream.train.exchange.adding import ALGORITHMS
     from slipstream.train.exchange.adding.choose import choose
-    from slipstream.train.exchange.adding.timing import time_ways
+    from slipstream.train.exchange.adding.timing import time_ways, trials_of
     from slipstream.train.network import measure as measure_network
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=len(case.nodes))
     known = measure_network(case.nodes)
     began = time.monotonic()
-    known = known.model_copy(update={"sums": time_ways(known, ALGORITHMS, case.sizes)})
+    trials = trials_of(case.sizes, case.steps, known)
+    known = known.model_copy(update={"sums": time_ways(known, ALGORITHMS, trials)})
     took = time.monotonic() - began
     chosen = {size: choose(size, case.nodes, known) for size in case.sizes}
     seconds: dict[int, dict[str, list[float]]] = {}
@@ -241,6 +244,7 @@ def main() -> None:
     parser.add_argument("--hosts", default="8x1,4x2", help="hosts and workers on each; default: 8x1,4x2")
     parser.add_argument("--delays", default="0,0.005,0.025", help="seconds; default: 0,0.005,0.025")
     parser.add_argument("--kilobytes", default="1,4,64,1024,8192,65536", help="sizes; default: 1 KB to 64 MB")
+    parser.add_argument("--steps", type=int, default=10_000, help="of the run that `auto` is for; default: 10,000")
     parser.add_argument("--out", type=Path, default=RESULTS / "allreduce.json")
     options = parser.parse_args()
     if not KEEP_MEMORY.items() <= os.environ.items():  # as the workers of a run have it; it counts from the start only
@@ -258,11 +262,11 @@ def main() -> None:
     record["results"] = []
     for count, workers in shapes:
         for delay in delays:
-            case = Case(count, workers, delay, sizes, seconds)
+            case = Case(count, workers, delay, sizes, seconds, 0 if options.short else options.steps)
             rows = summarise(case, measure(case))
             show_case(case, rows)
             record["results"] += rows
-    save(options.out, record)
+            save(options.out, record)  # at once: the next network may not end
 
 
 if __name__ == "__main__":

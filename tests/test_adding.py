@@ -17,7 +17,7 @@ from slipstream.plan import Network
 from slipstream.train.exchange.adding import ALGORITHMS
 from slipstream.train.exchange.adding.hierarchical import place_in_levels
 from slipstream.train.exchange.adding.links import Links, PointToPoint
-from slipstream.train.exchange.adding.timing import time_ways
+from slipstream.train.exchange.adding.timing import Race, time_ways, trials_of
 from slipstream.train.exchange.adding.tree import place_in_tree
 
 WORKERS = range(2, 10)
@@ -60,7 +60,7 @@ def try_ways() -> Tried:
     """Where all ways together take so long that a round with less comes first for the larger bucket."""
     network = Network(nodes=tuple(rank // 3 for rank in range(max(WORKERS))), latency=1e-5, bandwidth=1e9)
     with patch("slipstream.train.exchange.adding.timing._LONG", 0.005):
-        return time_ways(network, ALGORITHMS, BUCKETS)
+        return time_ways(network, ALGORITHMS, dict.fromkeys(BUCKETS, 1.0))
 
 
 def serve(rank: int, store: str, results: Any) -> None:
@@ -122,6 +122,36 @@ def test_buckets_are_tried_at_their_own_size_and_all_workers_know_the_same(serve
     assert {size for sizes in first.values() for size in sizes} == set(BUCKETS)
     assert all(tried == first for tried in others)
     assert all(seconds > 0 for sizes in first.values() for seconds in sizes.values())
+
+
+@given(st.lists(st.integers(4, 2**28), min_size=1, max_size=40), st.integers(1, 10**6), st.sampled_from([1e-4, 0.025]))
+def test_a_longer_run_has_longer_trials_of_few_sizes(buckets: list[int], steps: int, latency: float) -> None:
+    network = Network(nodes=tuple(range(8)), latency=latency, bandwidth=4e8)
+    trials, longer = trials_of(buckets, steps, network), trials_of(buckets, 2 * steps, network)
+    assert 1 <= len(trials) <= 6 and list(trials) == sorted(trials, reverse=True) == list(longer)
+    assert max(trials) <= max(buckets)
+    assert all(6 <= trials[size] <= longer[size] <= min(60, 2 * trials[size]) for size in trials)
+
+
+@given(st.lists(st.floats(0.1, 1.0), min_size=2, max_size=5), st.lists(st.floats(1.0, 1.7), min_size=10, max_size=10))
+def test_first_rounds_do_not_decide(seconds: list[float], slower: list[float]) -> None:
+    """Memory and links come into use in them."""
+
+    class Clock:
+        clock = 0.0
+
+        def time(self, adder: Any, _: Tensor, _before: float) -> list[float]:
+            rounds[adder] += 1
+            took = seconds[adder] * (slower[adder * 2 + rounds[adder] - 1] if rounds[adder] <= 2 else 1.0)
+            self.clock += took
+            return [took]
+
+    rounds = [0] * len(seconds)
+    ways: dict[str, Any] = {str(number): number for number in range(len(seconds))}
+    found = Race(ways, 8, Clock()).run(patience=60.0)  # type: ignore[arg-type]
+    assert seconds[int(min(found, key=lambda name: found[name]))] == pytest.approx(min(seconds))
+    assert found == pytest.approx({name: seconds[int(name)] for name in found}, rel=0.71)
+    assert sum(each * count for each, count in zip(seconds, rounds, strict=True)) < 61
 
 
 @given(st.integers(2, 100))

@@ -22,7 +22,7 @@ from slipstream.runs import RunFolder
 from slipstream.train.exchange.adding import ALGORITHMS
 from slipstream.train.exchange.adding.backend import Backend
 from slipstream.train.exchange.adding.choose import choose
-from slipstream.train.exchange.adding.timing import sizes_to_try
+from slipstream.train.exchange.adding.timing import trials_of
 from slipstream.train.nodes import NODES, nodes_of
 
 SHORT = {"train.steps": 10, "train.evaluate.every": 5, "checkpoint.every": 4, "exchange.bucket": 2000}
@@ -122,9 +122,9 @@ def test_auto_goes_by_what_was_tried_and_not_by_the_model():
 
 def test_auto_tries_few_sizes_that_stand_for_all_buckets():
     far = Network(nodes=(0, 1, 2, 3), latency=0.02, bandwidth=1e8)
-    assert sizes_to_try([1_000, 4_000, 10_000, 2_000_000, 2_050_000], far) == [2_050_000, 10_000]
-    assert sizes_to_try([2**26, 2**24], far) == [2**26, 2**24], "large ones too"
-    assert sizes_to_try([2**30], far) == [2**27], "none takes minutes"
+    assert list(trials_of([1_000, 4_000, 10_000, 2_000_000, 2_050_000], 1, far)) == [2_050_000, 10_000]
+    assert list(trials_of([2**26, 2**24], 1, far)) == [2**26, 2**24], "large ones too"
+    assert list(trials_of([2**30], 1, far)) == [2**27], "none takes minutes"
 
 
 @pytest.mark.parametrize("algorithm", ["halving-doubling", "hierarchical"])

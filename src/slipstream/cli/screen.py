@@ -46,6 +46,8 @@ class Screen:
         for event in self._events.new_lines():
             if event["event"] == "build":
                 self._begin(event)
+            elif event["event"] == "network":
+                self.say(_network_in_words(event))
             elif event["event"] == "warning":
                 self.say(f"warning: {event['text']}")
             elif event["event"] == "restart":
@@ -99,6 +101,11 @@ class Screen:
         spent = self._spent_before + time.monotonic() - self._began
         left = self._bar.tasks[0].time_remaining or 0.0
         return f"  ${spent / 3600 * self._price:.2f} of ${(spent + left) / 3600 * self._price:.2f}"
+
+
+def _network_in_words(event: dict[str, Any]) -> str:
+    links = f"links between machines: {event['latency'] * 1e3:.3g} ms, {event['bandwidth'] / 1e6:,.3g} MB/s"
+    return f"{links}; which way of adding up is the quickest is tried now, for about {event['seconds']:.0f} s at most"
 
 
 def _restart_in_words(event: dict[str, Any]) -> str:

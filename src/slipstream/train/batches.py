@@ -89,6 +89,11 @@ class _Fetched(NamedTuple):
     batch: Batch
 
 
+def timeline_of(job: Job, dataset: Dataset) -> Timeline:
+    """The steps of a job on its data."""
+    return Timeline.of(job, order_of(dataset, job.data.validation, job.seed).training)
+
+
 class Batches:
     """What this worker will see, from any point of the run."""
 

@@ -14,6 +14,7 @@ from slipstream.job.servers import Server
 from slipstream.plan import Plan
 from slipstream.runs import Pulse, RunFolder
 from slipstream.runs.checkpoints import Progress, read_progress
+from slipstream.train.batches import timeline_of
 from slipstream.train.checkpoint import Checkpointer, load
 from slipstream.train.compiled import await_compiler
 from slipstream.train.control import NO_DATA, Control
@@ -55,7 +56,8 @@ def train(
         torch.manual_seed(job.seed)
         plain = build_to_split(job, dataset.facts, world.device, weight_dtype(plan))
         parameters = sum(weight.numel() for weight in plain.parameters())
-        plan = know_network(job, plan, run, world, list(plain.parameters()))
+        steps = timeline_of(job, dataset).steps
+        plan = know_network(job, plan, run, world, list(plain.parameters()), steps)
         trial = Trial(plain, job, plan, dataset, world.device)
         here = (Served if isinstance(job.exchange, Server) else Learner)(job, plan, world, pulse, plain, dataset)
         model, batches, timeline = here.model, here.batches, here.batches.timeline

@@ -7,12 +7,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from slipstream.job import Job
-from slipstream.job.exchange import Summing
+from slipstream.job.exchange import Local, Summing
 from slipstream.plan import Network, Plan
 from slipstream.runs import RunFolder, write_yaml
 from slipstream.train.exchange.adding import ALGORITHMS
 from slipstream.train.exchange.adding.links import Links, segments, wait_for
-from slipstream.train.exchange.adding.timing import time_ways
+from slipstream.train.exchange.adding.timing import time_ways, trials_of
 from slipstream.train.exchange.allreduce import fill_buckets
 from slipstream.train.nodes import nodes_of
 from slipstream.train.world import World
@@ -22,9 +22,9 @@ _LARGE = 2**21
 _ROUNDS = 6
 
 
-def know_network(job: Job, plan: Plan, run: RunFolder, world: World, weights: list[nn.Parameter]) -> Plan:
-    """The plan with what the exchange of these weights' gradients must know of the network. It is learned once, and
-    kept in the run's plan."""
+def know_network(job: Job, plan: Plan, run: RunFolder, world: World, weights: list[nn.Parameter], steps: int) -> Plan:
+    """The plan with what the exchange of these weights' gradients, in so many steps, must know of the network. It is
+    learned once, and kept in the run's plan."""
     setting = job.exchange
     if not isinstance(setting, Summing) or setting.algorithm not in ("auto", "hierarchical"):
         return plan
@@ -33,7 +33,12 @@ def know_network(job: Job, plan: Plan, run: RunFolder, world: World, weights: li
     network = measure(nodes_of(world.size))
     if setting.algorithm == "auto" and setting.codec is None and network.latency:
         buckets = fill_buckets(weights, setting.bucket, lambda _: False)
-        sums = time_ways(network, ALGORITHMS, [sum(weight.nbytes for weight in bucket) for bucket in buckets])
+        sizes = [sum(weight.nbytes for weight in bucket) for bucket in buckets]
+        turns = steps / setting.every if isinstance(setting, Local) else steps
+        trials = trials_of(sizes, turns, network)
+        if world.rank == 0:
+            run.event("network", latency=network.latency, bandwidth=network.bandwidth, seconds=sum(trials.values()))
+        sums = time_ways(network, ALGORITHMS, trials)
         network = network.model_copy(update={"sums": sums})
     plan = plan.model_copy(update={"network": network})
     if world.rank == 0:

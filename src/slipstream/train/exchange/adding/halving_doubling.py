@@ -33,7 +33,7 @@ def halving_doubling(flat: Tensor, links: Links) -> None:
 def _double(flat: Tensor, links: Links) -> None:
     """Exchange all with every partner. Both add the same two numbers, and a + b is b + a to the bit."""
     partners = _partners(links)
-    received = [torch.empty_like(flat) for _ in partners]
+    received = [links.room(flat) for _ in partners]
     arriving = [
         [links.receive(segment, partner) for segment in segments(other)]
         for partner, other in zip(partners, received, strict=True)
@@ -48,7 +48,7 @@ def _halve_and_double(flat: Tensor, links: Links) -> None:
     for partner in _partners(links):
         lower, upper = torch.tensor_split(part, 2)
         part, given = (lower, upper) if links.rank < partner else (upper, lower)
-        steps.append((partner, part, given, torch.empty_like(part)))
+        steps.append((partner, part, given, links.room(part)))
     halves = [[links.receive(piece, partner) for piece in segments(other)] for partner, _, _, other in steps]
     wholes = [[links.receive(piece, partner) for piece in segments(given)] for partner, _, given, _ in reversed(steps)]
     sent = []
@@ -69,7 +69,7 @@ def _partners(links: Links) -> list[int]:
 
 
 def _add_from(flat: Tensor, source: int, links: Links) -> None:
-    other = torch.empty_like(flat)
+    other = links.room(flat)
     works = [links.receive(segment, source) for segment in segments(other)]
     for work, own, segment in zip(works, segments(flat), segments(other), strict=True):
         work.wait()

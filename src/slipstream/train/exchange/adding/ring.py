@@ -17,7 +17,7 @@ def ring(flat: Tensor, links: Links) -> None:
     parts = torch.tensor_split(flat, size)
     # A sum may be received where the worker's own part still stands: it cannot come before that part was sent.
     places = [(links.rank - step - 1) % size for step in range(2 * size - 2)]
-    received = [torch.empty_like(parts[place]) for place in places[: size - 1]]
+    received = [links.room(parts[place]) for place in places[: size - 1]]
     into = [segments(part) for part in (*received, *(parts[place] for place in places[size - 1 :]))]
     arriving = [[links.receive(segment, before) for segment in each] for each in into]
     sent = [links.send(segment, following) for segment in segments(parts[links.rank])]

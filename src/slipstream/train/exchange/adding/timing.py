@@ -3,14 +3,15 @@
 A model knows little of what else decides: how TCP starts, how many connections a switch bears, which processor hands
 over the messages. So the run's own buckets are tried, the largest first: TCP learns from them how quick a link is, and
 later ones find it as they will in training. At each size the ways that may be the quickest by the model go in turn, and
-one that falls behind by more than chance drops out: the time goes to those that are close. Which way leads may change
-with the size, so large buckets are tried whole, too; there a round takes seconds, and fewer ways and rounds must do.
+one drops out once it is sure not to be ahead by more than a little: the time goes to those that are close. Which way
+leads may change with the size, so large buckets are tried whole, too. How long that may go on follows from the run: a
+hundredth of what it will spend on adding up buckets of this size.
 """
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -27,49 +28,56 @@ _MOST_SIZES = 6
 _LONGEST, _LONG = 20.0, 2.0
 """Seconds that all ways together may take by the model: a bucket that takes more goes by a smaller one; and where it is
 much more than the second, a round with less comes first, and only those that are close there go on."""
-_LEAST, _SECONDS = 3, 1.5
-"""Rounds, and seconds of sums, until the quickest counts, unless one way alone is left before."""
-_PATIENCE = 12.0
-"""Seconds of sums of one size: a round that should end later is not begun."""
-_SOON = 0.5
-"""Seconds of sums before which nobody drops out: where sums are short, one of them may be chance many times over."""
-_BEHIND, _BEHIND_LONG = 1.0, 0.5
-"""By how much longer than the quickest one may take, over the root of the rounds so far; the second where they are long
-(a second and more), because chance is a smaller part of them."""
-_IN_A_ROW, _QUICK = 4, 0.005
-"""So many sums follow each other, as buckets do, where one should take no more seconds than this."""
+_PART = 0.01
+"""Of the seconds in which a run will add up buckets of a size, what trials may take."""
+_SHORTEST, _PATIENCE = 6.0, 60.0
+"""Seconds that the trials of one size may take at least and at most: a round that should end later is not begun."""
+_SOON = 2.0
+"""Seconds before which nobody drops out: where sums are short, one of them may be chance many times over."""
+_LEVEL = 0.04
+"""How much quicker than the leader a way would have to be to be worth more rounds."""
+_SURE = 2.5
+"""Standard errors that make it sure that it is not."""
+_FEW, _UNKNOWN, _KNOWN = 6, 0.25, 0.1
+"""Before so many rounds how much chance there is cannot be told from them, and a round is taken to be off by the second
+of these; later by the third at least."""
+_NEW = 4
+"""Sums that do not count, or half of them if there are fewer than twice as many."""
+_ASKED, _HEARD, _ROW = 8, 0.01, 0.3
+"""How often a worker is asked for the time; seconds for all to wake up before they begin; and of a row of sums."""
 
 
-def time_ways(network: Network, ways: dict[str, Algorithm], buckets: Iterable[int]) -> dict[str, dict[int, float]]:
-    """Seconds by way and size, for buckets of so many bytes. All workers must call it."""
+def trials_of(buckets: Iterable[int], steps: float, network: Network) -> dict[int, float]:
+    """For a run that adds up buckets of so many bytes in each of so many steps: few sizes that stand for all, the
+    largest first, and for how many seconds each may be tried."""
+    spent: dict[int, float] = {}
+    for bucket in sorted(buckets, reverse=True):
+        size = _within(_LONGEST, bucket, network)
+        alike = next((known for known in spent if _alike(size, known, network)), size)
+        if alike in spent or len(spent) < _MOST_SIZES:
+            spent[alike] = spent.get(alike, 0.0) + steps * min(worth_trying(bucket, network).values())
+    return {size: min(max(_SHORTEST, _PART * seconds), _PATIENCE) for size, seconds in spent.items()}
+
+
+def time_ways(network: Network, ways: dict[str, Algorithm], trials: dict[int, float]) -> dict[str, dict[int, float]]:
+    """Seconds by way and size, found out in trials that take so many seconds for each size, or somewhat more. All
+    workers must call it."""
     group = dist.group.WORLD
     assert group is not None and network.latency, "there are several workers, and links between them"
     links = Links(group, network.nodes)
     adders: dict[str, Adder] = {name: PointToPoint(way, links) for name, way in ways.items()}
     adders["backend"] = Backend(group)
-    sizes = sizes_to_try(buckets, network)
     for adder in adders.values():  # connections are made, memory is taken, TCP learns
-        adder.start(torch.zeros(_first_size(sizes[0], network) // 4)).wait()
-    meeting = _Meeting(links, network.latency)
+        adder.start(torch.zeros(_first_size(max(trials), network) // 4)).wait()
+    meeting = Meeting(links)
     found: dict[str, dict[int, float]] = {}
-    for size in sizes:
-        worth = worth_trying(size, network)
-        in_a_row = _IN_A_ROW if min(worth.values()) < _QUICK else 1
-        some = {name: adders[name] for name in worth}
+    for size, patience in trials.items():
+        some = {name: adders[name] for name in worth_trying(size, network)}
         if (less := _first_size(size, network)) <= size // 4:  # or else it takes longer than it saves
-            some = _Race(some, less, in_a_row, meeting).close()
-        for name, seconds in _Race(some, size, in_a_row, meeting).run().items():
+            some = Race(some, less, meeting).close()
+        for name, seconds in Race(some, size, meeting).run(patience).items():
             found.setdefault(name, {})[size] = seconds
     return found
-
-
-def sizes_to_try(buckets: Iterable[int], network: Network) -> list[int]:
-    """Few that stand for all, the largest first."""
-    sizes: list[int] = []
-    for size in sorted({_within(_LONGEST, bucket, network) for bucket in buckets}, reverse=True):
-        if not sizes or not _alike(size, sizes[-1], network):
-            sizes.append(size)
-    return sizes[:_MOST_SIZES]
 
 
 def _first_size(size: int, network: Network) -> int:
@@ -88,80 +96,148 @@ def _alike(size: int, larger: int, network: Network) -> bool:
     return shorter.keys() == longer.keys() and all(longer[name] < _ALIKE * shorter[name] for name in longer)
 
 
-class _Race:
+class Race:
     """Ways that take turns at sums of one size."""
 
-    def __init__(self, adders: dict[str, Adder], size: int, in_a_row: int, meeting: "_Meeting") -> None:
-        self._adders, self._flat, self._in_a_row, self._meeting = adders, torch.zeros(size // 4), in_a_row, meeting
+    def __init__(self, adders: dict[str, Adder], size: int, meeting: "Meeting") -> None:
+        self._adders, self._flat, self._meeting = adders, torch.zeros(size // 4), meeting
         self._times: dict[str, list[float]] = {name: [] for name in adders}
-        self._left, self._rounds, self._spent = list(adders), 0, 0.0
+        self._left, self._rounds, self._spent, self._started = list(adders), 0, 0.0, meeting.clock
 
     def close(self) -> dict[str, Adder]:
         """Those that one round does not leave far behind."""
         self._go_round()
+        self._drop()
         return {name: self._adders[name] for name in self._left}
 
-    def run(self) -> dict[str, float]:
-        """Seconds of a sum by each, the median of its rounds."""
+    def run(self, patience: float) -> dict[str, float]:
+        """Seconds of a sum by each: of the leader what it mostly took, of each other as many times more as it was
+        behind in the rounds that it was in."""
         self._go_round()
-        while len(self._left) > 1 and not self._enough():
+        while len(self._left) > 1 and self._spent + self._following() <= patience:
             self._go_round()
-        return {name: statistics.median(times) for name, times in self._times.items()}
+            if self._rounds.bit_count() == 1:  # who looks after every round finds chance to be on some side at last
+                self._drop()
+        leader = self._times[self._leader()]
+        return {name: math.exp(_usual(leader) + behind(times, leader)[0]) for name, times in self._times.items()}
 
     def _go_round(self) -> None:
-        """Each adds up, and those that are far behind drop out. The others are left in the reverse order, so that what
-        one leaves behind for the next falls on all alike."""
+        """Each adds up, in the reverse order of the round before, so that what one leaves behind for the next falls on
+        all alike; as often as all others."""
+        before = max(self._times[name][-1] if self._rounds else math.inf for name in self._left)
         for name in self._left:
-            took = self._meeting.time(self._adders[name], self._flat, self._in_a_row)
-            self._times[name].append(took / self._in_a_row)
-            self._spent += took
+            self._times[name] += self._meeting.time(self._adders[name], self._flat, before)
+        self._spent = self._meeting.clock - self._started
         self._rounds += 1
-        typical, behind = self._typical(), self._behind()
-        self._left = [name for name in reversed(self._left) if typical[name] <= behind * min(typical.values())]
+        self._left.reverse()
 
-    def _behind(self) -> float:
-        if self._spent < _SOON:
-            return math.inf
-        chance = _BEHIND if self._spent < self._rounds else _BEHIND_LONG
-        return 1 + chance / math.sqrt(self._rounds)
+    def _drop(self) -> None:
+        """Those that are sure to be no better than the leader, or by little."""
+        leader = self._leader()
+        self._left = [name for name in self._left if name == leader or self._may_lead(name, leader)]
 
-    def _enough(self) -> bool:
-        following = self._in_a_row * sum(self._typical().values())
-        return (self._rounds >= _LEAST and self._spent >= _SECONDS) or self._spent + following > _PATIENCE
+    def _may_lead(self, name: str, leader: str) -> bool:
+        gap, error = behind(self._times[name], self._times[leader])
+        return self._spent < _SOON or gap - _SURE * error < -_LEVEL
 
-    def _typical(self) -> dict[str, float]:
-        """By the better half of the rounds, for one bad round may be chance."""
-        return {name: statistics.median_low(self._times[name]) for name in self._left}
+    def _following(self) -> float:
+        """Seconds of another round."""
+        return self._spent * len(self._left) / sum(map(len, self._times.values()))
+
+    def _leader(self) -> str:
+        return min(self._left, key=lambda name: _usual(self._times[name]))
 
 
-class _Meeting:
-    """Where workers say at the first one how long they took, and begin at the same time. (A barrier lets some go before
-    others have heard of it; over a long link, by as much as a sum takes.)"""
+def behind(times: Sequence[float], leader: Sequence[float]) -> tuple[float, float]:
+    """By how much a way is behind the leader, as the logarithm of a ratio, and the standard error of that. Rounds are
+    compared one by one, because what else the machines and links do falls on both."""
+    ratios = [math.log(one / other) for one, other in list(zip(times, leader, strict=False))[_unlike(times) :]]
+    return _middle(ratios), _chance(ratios) / math.sqrt(len(ratios))
 
-    def __init__(self, links: Links, latency: float) -> None:
-        self._links = links
-        self._wait = latency if links.nodes[links.rank] == links.nodes[0] else 0.0
-        self._agree(0.0, max)
 
-    def time(self, adder: Adder, flat: torch.Tensor, in_a_row: int) -> float:
-        """Seconds of some sums, as all workers know them: until the last is done. Where sums are quick, the mean,
-        because not even here do workers begin at quite the same time."""
-        began = time.perf_counter()
-        for _ in range(in_a_row):
+def _usual(times: Sequence[float]) -> float:
+    """Seconds of a sum, as a logarithm."""
+    return _middle([math.log(seconds) for seconds in times[_unlike(times) :]])
+
+
+def _unlike(times: Sequence[float]) -> int:
+    """How many do not count: how memory and links first come into use is not what a run will see."""
+    return min(len(times) // 2, _NEW)
+
+
+def _middle(values: Sequence[float]) -> float:
+    """The mean of the middle half: one bad round may be chance, and the median alone knows less."""
+    ordered, cut = sorted(values), len(values) // 4
+    return statistics.fmean(ordered[cut : len(ordered) - cut])
+
+
+def _chance(values: Sequence[float]) -> float:
+    """By how much one may be off, as a standard deviation."""
+    if len(values) < _FEW:
+        return _UNKNOWN
+    low, _, high = statistics.quantiles(values, method="inclusive")
+    return max((high - low) / 1.35, _KNOWN)  # 1.35 σ lie between the quartiles
+
+
+class Meeting:
+    """Where workers say at the first one how long they took, and are told when to begin, all at the same moment: it
+    knows by how much the clock of each is ahead of its own. (A barrier lets some go before others have heard of it;
+    over a long link, by as much as a sum takes.)"""
+
+    def __init__(self, links: Links) -> None:
+        self._links, self._others = links, range(1, links.size)
+        self._ahead, self._away = [0.0] * links.size, 0.0
+        for other in self._others:
+            self._compare_clocks(other)
+        self._begin, self.clock = 0.0, 0.0
+        """When the next sum begins, by the worker's own clock and by that of the first, which is the same for all."""
+        self._agree([])
+
+    def time(self, adder: Adder, flat: torch.Tensor, before: float) -> list[float]:
+        """Seconds of a row of sums, as all workers know them: of the worker that took longest, for training waits for
+        it. There is time for half as much again as they took before, and nobody says a word between them: each would
+        disturb who is not done."""
+        begin, apart, took = self._begin, 1.5 * before + _HEARD, []
+        for _ in range(max(1, int(_ROW / apart))):
+            time.sleep(max(0.0, begin - time.monotonic()))
             adder.start(flat).wait()
-        return self._agree(time.perf_counter() - began, max if in_a_row == 1 else statistics.fmean)
+            took.append(time.monotonic() - begin)
+            begin += apart
+        return self._agree(took)
 
-    def _agree(self, own: float, on: Callable[[list[float]], float]) -> float:
-        """On something made of what all have."""
-        links, others = self._links, range(1, self._links.size)
-        said = torch.full((links.size, 1), own, dtype=torch.float64)
+    def _compare_clocks(self, other: int) -> None:
+        """The quickest of some answers says it best, for it came in the middle of its time (Mills 1991)."""
+        links, rank = self._links, self._links.rank
+        asked = [torch.zeros(1, dtype=torch.float64) for _ in range(_ASKED)]
+        if rank == other:
+            for question, arriving in [(each, links.receive(each, 0)) for each in asked]:
+                arriving.wait()
+                links.send(question.fill_(time.monotonic()), 0).wait()
+        if rank == 0:
+            answers = []
+            for answer, arriving in [(each, links.receive(each, other)) for each in asked]:
+                began = time.monotonic()
+                links.send(torch.zeros(1, dtype=torch.float64), other).wait()
+                arriving.wait()
+                took = time.monotonic() - began
+                answers.append((took, answer.item() - began - took / 2))
+            quickest, self._ahead[other] = min(answers)
+            self._away = max(self._away, quickest)
+
+    def _agree(self, own: list[float]) -> list[float]:
+        """On the longest of all, and when to begin."""
+        links = self._links
+        said = torch.tensor([[0.0, 0.0, *own]] * links.size, dtype=torch.float64)
         if links.rank == 0:
-            wait_for([links.receive(said[other], other) for other in others])
-            said.fill_(on(said.flatten().tolist()))
-            wait_for([links.send(said[other], other) for other in others])
+            wait_for([links.receive(said[other], other) for other in self._others])
+            begin = time.monotonic() + self._away + _HEARD
+            said[:] = said.amax(dim=0)
+            said[:, 0] = begin
+            said[:, 1] = begin + torch.tensor(self._ahead, dtype=torch.float64)
+            wait_for([links.send(said[other], other) for other in self._others])
         else:
             heard = links.receive(said[0], 0)
             links.send(said[links.rank], 0).wait()
             heard.wait()
-        time.sleep(self._wait)  # until those on other machines have heard
-        return said[0].item()
+        self.clock, self._begin, *longest = said[0].tolist()
+        return longest

@@ -91,7 +91,7 @@ class _Flow:
     def __init__(self, part: Tensor, links: Links, place: Place, number: int) -> None:
         self._links, self._place, self._number = links, place, number
         self._own = segments(part)
-        self._others = [segments(torch.empty_like(part)) for _ in place.children]
+        self._others = [segments(links.room(part)) for _ in place.children]
         self._climbing = [
             [links.receive(segment, child, number) for segment in other]
             for child, other in zip(place.children, self._others, strict=True)
