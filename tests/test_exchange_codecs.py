@@ -160,7 +160,10 @@ def test_a_step_that_does_not_count_leaves_no_trace(pool: Pool, documents: Path,
         ({"part": 0.1}, ["exchange.codec", "needs name", "powersgd"]),
         ({"name": "topk", "part": "50%"}, ["part", "less than 0.33"]),
         ({"name": "int8", "rank": 2}, ["rank", "belongs to powersgd"]),
+        ("none", ["exchange.codec", "to have none, leave it out"]),
+        ({"name": "randomk", "part": "0.0001%"}, ["part", "at least 0.001"]),
         ({"name": "onebit", "warmup": "100%"}, ["exchange.codec", "the whole run"]),
+        ({"name": "onebit", "warmup": "240 samples"}, ["exchange.codec.warmup", "the whole run of 240 samples"]),
     ],
     ids=str,
 )
@@ -169,6 +172,25 @@ def test_a_wrong_setting_is_refused(codec: Any, words: list[str], documents: Pat
     with pytest.raises(JobError) as refused:
         check_job(values)
     assert all(word in str(refused.value) for word in words)
+
+
+def test_what_would_code_nothing_is_refused(documents: Path, tmp_path: Path) -> None:
+    """What only the data tells, or the model."""
+    values = dump(coded_job(documents, None))
+    values["train"] = {**values["train"], "steps": None, "epochs": 2}
+    values["exchange"]["codec"] = {"name": "int8", "warmup": "1M samples"}
+    assert "exchange.codec.warmup 1000000 samples is the whole run" in refused(values, tmp_path)
+    thin = dump(coded_job(documents, {"name": "powersgd", "rank": 64}))
+    assert "exchange.codec.rank 64: no matrix of this model is so large" in refused(thin, tmp_path)
+    few = {**dump(mlp_job()), "exchange": {"codec": {"name": "int8"}}}
+    assert "exchange.codec int8: no matrix of this model has 1024 numbers" in refused(few, tmp_path)
+
+
+def refused(values: dict[str, Any], folder: Path) -> str:
+    """What the program says, having left nothing behind."""
+    done = slipstream("train", write_job(folder, values), "--workers", "2", "--run-dir", "run", cwd=folder)
+    assert done.returncode == 2 and not (folder / "run").exists(), done.stdout + done.stderr
+    return " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("exchange", [{"algorithm": "tree", "codec": "fp16"}, {"kind": "local", "algorithm": "ring"}])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from program import slipstream
 from slipstream.job import Job, JobError, load_job, read_job
+from slipstream.job.codecs import TopK
 from slipstream.job.file import Problem
 
 TEXT = """\
@@ -116,6 +117,7 @@ UNKNOWN_KEYS = [
     (TEXT, "train:", "layout:\n  microbatch: 6\ntrain:", 11, "layout.microbatch", ["'micro_batch'", "replicate"]),
     (TEXT, "train:", "machines: {devise: cpu}\ntrain:", 10, "machines.devise", ["'device'"]),
     (TEXT, "train:", "exchange: {buckets: 1MB}\ntrain:", 10, "exchange.buckets", ["'bucket'"]),
+    (TEXT, "train:", "exchange: {every: 8}\ntrain:", 10, "exchange.every", ["belongs to local (set kind)"]),
     (TEXT, "train:", "checkpoint: {eevry: 3}\ntrain:", 10, "checkpoint.eevry", ["'every'", "keep"]),
     (DIGITS, "width: 4", "stemm: small", 4, "model.stemm", ["'stem'"]),
     (DIGITS, "epochs: 2", "epochs: 2\n  task: {kind: classification, label_smooth: 0.1}",
@@ -352,6 +354,15 @@ def test_a_wrong_override_is_reported_as_it_was_written(
     [problem] = problems_of(write(tmp_path, base), override)
     assert (problem.where, problem.key) == (f"--set {override}", key)
     assert not [word for word in words if word not in problem.message], problem
+
+
+def test_an_override_goes_into_what_was_written_as_a_name_alone(tmp_path: Path) -> None:
+    path = write(tmp_path, changed(TEXT, "train:", "exchange: {codec: topk}\ntrain:"))
+    job = load_job(path, ["exchange.codec.part=10%", "train.schedule=cosine", "train.schedule.floor=10%"])
+    assert job.exchange.codec == TopK(name="topk", part=0.1)
+    assert (job.train.schedule.decay, job.train.schedule.floor) == ("cosine", 0.1)
+    [problem] = problems_of(path, "exchange.codec.rank=2")
+    assert problem.key == "exchange.codec.rank" and "belongs to powersgd" in problem.message
 
 
 def test_an_override_takes_the_place_of_what_the_file_says(tmp_path: Path) -> None:

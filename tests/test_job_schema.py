@@ -54,6 +54,17 @@ def test_the_printed_schema_is_a_json_schema(schema: dict[str, Any]) -> None:
     Draft202012Validator.check_schema(schema)
 
 
+def test_every_default_fits_its_own_schema(schema: dict[str, Any]) -> None:
+    defined = schema["$defs"]
+    assert defined["Checkpoint"]["properties"]["every"]["default"] == "10%"
+    assert defined["Limits"]["properties"]["step"]["default"] == "120s"
+    for section in (schema, *defined.values()):
+        for key, setting in section.get("properties", {}).items():
+            if "default" in setting:
+                found = Draft202012Validator({**setting, "$defs": defined}).iter_errors(setting["default"])
+                assert [error.message for error in found] == [], key
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_fits_the_schema(path: Path, schema: dict[str, Any]) -> None:
     values = yaml.safe_load(path.read_text())

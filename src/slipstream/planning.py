@@ -11,6 +11,8 @@ from pydantic import ValidationError
 
 from slipstream.data import expected_facts, open_dataset, prepare
 from slipstream.job import Job, JobError, load_job, locate
+from slipstream.job.base import refuse
+from slipstream.job.codecs import coding_nothing
 from slipstream.job.file import Problem
 from slipstream.job.job import total_samples
 from slipstream.plan import Layout, Machine, Plan, make_plan, this_machine
@@ -64,7 +66,9 @@ def plan(
         if here and calibrate:
             raise RunError("--calibrate has no effect with --here: runs on this machine correct its predictions anyway")
         scale = _scale_of(find_run(calibrate)) if calibrate else 1.0
-        wanted = wanted_of(loaded, work_of(loaded), _length(loaded))
+        work = work_of(loaded)
+        refuse(coding_nothing(loaded.exchange.codec, [(each.n, each.k) for each in work.matrices]))
+        wanted = wanted_of(loaded, work, _length(loaded))
         if here:
             return choose(wanted, _search_here(loaded, wanted), objective, count, SURE_CALIBRATED)
         refuse_on_gpus(loaded)
@@ -218,7 +222,7 @@ def dry_run(job: str | Path, *, settings: Sequence[str] = (), workers: int | Non
     loaded = load_job(job, settings)
     try:
         plan = _make_plan(loaded, workers, ANY_MACHINE)
-        if loaded.train.precision == "auto":
+        if loaded.train.precision == "auto" and loaded.machines.device != "cpu":
             plan = plan.model_copy(update={"precision": "bf16"})
         if rank >= plan.layout.workers:
             raise LateRefusal(loaded, f"there is no rank {rank} among {plan.layout.workers} workers")

@@ -35,9 +35,12 @@ class Section(BaseModel):
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         written = handler(core_schema)
         properties = handler.resolve_ref_schema(written).get("properties", {})
+        defaults = cls.model_construct().model_dump(mode="json", by_alias=True, warnings=False)
         for key, text in cls.descriptions().items():
             if key in properties:  # one that its own key says is not
                 properties[key]["description"] = text
+            if "default" in properties.get(key, ()) and key in defaults:
+                properties[key]["default"] = defaults[key]  # as a job file has it: 5%, 120s
         return written
 
 

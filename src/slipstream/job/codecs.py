@@ -5,6 +5,7 @@ al. 2019, arXiv 1901.09847), so that nothing is lost, only late. What is late do
 gradients change fast: hence `warmup` (as in Tang et al. 2021, arXiv 2102.02888).
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
@@ -90,7 +91,7 @@ class RandomK(_Codec):
 
     name: Literal["randomk"]
     """The codec's name."""
-    part: Fraction = Field(default=0.5, gt=0, le=0.5)
+    part: Fraction = Field(default=0.5, ge=0.001, le=0.5)
     """Part of the numbers that is sent, rounded to one in a whole number."""
     warmup: SampleSpanOrZero = Span(0.3, "run")
     """Until then gradients travel as they are: over the first part of the run or this many samples."""
@@ -138,3 +139,29 @@ def is_worth_coding(codec: AnyCodec, rows: Any, columns: Any) -> Any:
     if isinstance(codec, PowerSgd):  # two thin matrices must be a good deal smaller than the one
         return large & (2 * codec.rank * (rows + columns) <= rows * columns)
     return large
+
+
+def never_coding(codec: AnyCodec | None, samples: int) -> list[str]:
+    """Why a run of so many samples ends before its codec, if it has one, codes anything; nothing if it does not."""
+    if codec is None or codec.warmup.samples(samples) < samples:
+        return []
+    return [
+        f"exchange.codec.warmup {codec.warmup} is the whole run of {samples} samples: nothing would ever be coded; "
+        "make it shorter, or leave out the codec"
+    ]
+
+
+def coding_nothing(codec: AnyCodec | None, matrices: Iterable[tuple[float, float]]) -> list[str]:
+    """Why none of a model's matrices, by rows and columns, goes through a codec; nothing if one does, or without a
+    codec."""
+    if codec is None or any(is_worth_coding(codec, rows, columns) for rows, columns in matrices):
+        return []
+    if isinstance(codec, PowerSgd):
+        return [
+            f"exchange.codec.rank {codec.rank}: no matrix of this model is so large that two thin ones would be half "
+            "of it at most, so nothing would ever be coded; lower it, or leave out the codec"
+        ]
+    return [
+        f"exchange.codec {codec.name}: no matrix of this model has {SMALL} numbers, and smaller ones travel as they "
+        "are, so nothing would ever be coded; leave it out"
+    ]

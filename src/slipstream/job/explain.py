@@ -14,7 +14,7 @@ from slipstream.job.data import BUILT_IN_SOURCES, SUFFIXES
 
 KeyPath = tuple[str | int, ...]
 
-_CHOSEN_BY = {
+CHOSEN_BY = {
     "model": "kind",
     "data": "source",
     "optimizer": "name",
@@ -122,7 +122,7 @@ def _named_key(line: str, section: type[Section] | None) -> list[str]:
 def _wrong_choice(detail: ErrorDetails, place: _Place) -> tuple[KeyPath, str]:
     """A section is chosen by a wrong name, or by none."""
     setting, value = str(place.path[-1]), detail["input"]
-    key, written = _CHOSEN_BY[setting], value if isinstance(value, dict) else {}
+    key, written = CHOSEN_BY[setting], value if isinstance(value, dict) else {}
     path = (*place.path, key) if key in written else tuple(place.path)
     if detail["type"] == "union_tag_not_found":
         needs = "" if isinstance(value, dict) else f"needs a mapping with keys, not {shown(value)}; it "
@@ -158,13 +158,20 @@ def _message(detail: ErrorDetails, place: _Place) -> str:
 def _unknown_key(key: str, place: _Place) -> str:
     valid = [name for name, setting in _fields(place.holder).items() if not setting.exclude]
     owners = [tag for tag, section in place.others.items() if key in _fields(section)]
-    hint = f" here; it belongs to {', '.join(owners)}" if owners else nearest(key, valid)
+    hint = f" here; it belongs to {', '.join(owners)}{_chooser(place)}" if owners else nearest(key, valid)
     return f"unknown key{hint}; valid keys here: {', '.join(valid)}"
+
+
+def _chooser(place: _Place) -> str:
+    key = CHOSEN_BY.get(str(place.path[-2])) if len(place.path) > 1 else None
+    return f" (set {key})" if key else ""
 
 
 def _not_valid(value: Any, expected: str) -> str:
     valid = [part.strip(" '").replace("True", "true") for part in expected.replace(" or ", ", ").split(",")]
     hint = " in quotes" if value in valid else nearest(str(value), valid)
+    if value == "none":
+        hint = "; to have none, leave it out"
     return f"{shown(value)} is not a valid choice{hint}; valid: {', '.join(valid)}"
 
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from slipstream.job.base import nearest, shown
-from slipstream.job.explain import KeyPath, explain
+from slipstream.job.explain import CHOSEN_BY, KeyPath, explain
 from slipstream.job.job import Job
 from slipstream.job.machines import Machines
 
@@ -200,6 +200,8 @@ def _apply(values: dict[str, Any], override: str, lines: _Lines) -> list[Problem
         return [Problem(where, ".".join(keys), f"the value {text!r} is not valid YAML")]
     target = values
     for depth, part in enumerate(keys[:-1], start=1):
+        if isinstance(target.get(part), str) and part in CHOSEN_BY:  # its short form
+            target[part] = {CHOSEN_BY[part]: target[part]}
         if not isinstance(target.get(part), dict):
             target[part] = {}
             lines.override(keys[:depth], where)

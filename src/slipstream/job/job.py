@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from slipstream.job.base import Section, refuse
+from slipstream.job.codecs import never_coding
 from slipstream.job.data import Data, DigitsData, MnistData, PreparedData, SyntheticData, TextData, of_tokens, reset_of
 from slipstream.job.exchange import AllReduce, Exchange, is_balanced
 from slipstream.job.machines import Machines
@@ -260,6 +261,7 @@ class Job(Section):
         if is_balanced(self) and self._has_batch_norm:
             problems.append(BATCH_NORM_BALANCED)
         problems += self._server_problems()
+        problems += self._codec_problems()
         if self._has_batch_norm and self.layout.micro_batch:
             problems.append(
                 "layout.micro_batch would change the curve: batch norm takes its statistics over the whole batch; "
@@ -277,6 +279,12 @@ class Job(Section):
         if self.layout.offload != "none":
             problems.append("layout.offload has no effect with exchange.kind server: the optimiser is on the servers")
         return problems
+
+    def _codec_problems(self) -> list[str]:
+        """A codec that the run would end before; of epochs only the data tells how long they are."""
+        if self.train.epochs is not None or (self.train.tokens and not self.on_text):
+            return []
+        return never_coding(self.exchange.codec, total_samples(self, 0))
 
     @property
     def _has_batch_norm(self) -> bool:

@@ -5,6 +5,8 @@ from torch import nn
 
 from slipstream.data import Dataset
 from slipstream.job import Job
+from slipstream.job.base import refuse
+from slipstream.job.codecs import never_coding
 from slipstream.plan import Plan
 from slipstream.runs import Pulse
 from slipstream.train.batches import Batches
@@ -19,6 +21,7 @@ class Learner(Worker):
     def __init__(self, job: Job, plan: Plan, world: World, pulse: Pulse, plain: nn.Module, dataset: Dataset) -> None:
         super().__init__(job, plan, world, pulse, plain, dataset.facts.white)
         self.batches = Batches(job, plan, dataset, world.rank)
+        refuse(never_coding(job.exchange.codec, self.batches.timeline.asked))
 
     def open(self, step: int) -> None:
         """Nobody waits for it."""

@@ -11,7 +11,7 @@ from slipstream.job import Job
 from slipstream.plan.rates import fitted_rates
 from slipstream.plan.work import Matrix, Product, Work
 from slipstream.train.dry_run import META, Unanswered, kept_for_backward
-from slipstream.train.exchange.adding.low_rank import as_matrix
+from slipstream.train.exchange.adding import matrices_of
 from slipstream.train.models import build_model
 from slipstream.train.models.dropout import own_dropout
 
@@ -59,7 +59,7 @@ def measured_work(job: Job, facts: Facts) -> Work:
         block_parameters=parameters,
         table_parameters=0,
         head_parameters=0,
-        matrices=tuple(Matrix(*as_matrix(weight)) for weight in model.parameters() if weight.dim() > 1),
+        matrices=tuple(Matrix(*each) for each in matrices_of(model)),
     )
 
 

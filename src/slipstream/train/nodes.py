@@ -12,7 +12,10 @@ def nodes_of(size: int) -> tuple[int, ...]:
     told = os.environ.get(NODES)
     names: list[str] = told.split(",") if told else [""] * size
     if len(names) != size:
-        raise ValueError(f"{NODES} names the machines of {len(names)} workers, and there are {size}")
+        raise ValueError(
+            f"the environment's {NODES} names the machines of {len(names)} workers, and there are {size}: unset it, or "
+            "name as many"
+        )
     if not told:
         import torch.distributed as dist
 

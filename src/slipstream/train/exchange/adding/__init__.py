@@ -67,4 +67,9 @@ def is_coded(setting: Summing, weight: nn.Parameter) -> bool:
     return bool(is_worth_coding(setting.codec, *as_matrix(weight)))
 
 
-__all__ = ["ALGORITHMS", "Adder", "Coded", "Lane", "Pending", "build_adder", "is_coded"]
+def matrices_of(model: nn.Module) -> list[tuple[int, int]]:
+    """Rows and columns of the weights that a codec may take."""
+    return [as_matrix(weight) for weight in model.parameters() if weight.dim() > 1]
+
+
+__all__ = ["ALGORITHMS", "Adder", "Coded", "Lane", "Pending", "build_adder", "is_coded", "matrices_of"]
