@@ -3,6 +3,7 @@
 import ctypes
 import os
 import time
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -14,11 +15,12 @@ def my_rank() -> int:
 
 
 class Faulty(nn.Module):
-    """A linear model with a fault."""
+    """A linear model with a fault, in two layers if it has a width."""
 
-    def __init__(self, fault: str = "none", rank: int = 1, at: int = 5, outputs: int = 1) -> None:
+    def __init__(self, fault: str = "none", rank: int = 1, at: int = 5, outputs: int = 1, width: int = 0) -> None:
         super().__init__()
-        self.layer = nn.Linear(4, outputs)
+        widths = [4, width, outputs] if width else [4, outputs]
+        self.layer = nn.Sequential(*(nn.Linear(*each) for each in pairwise(widths)))
         self.fault, self.rank, self.at, self.calls = fault, rank, at, 0
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -46,8 +46,9 @@ def test_a_worker_that_fails_ends_the_run_with_a_report(fault, phase, code, word
 
 @pytest.mark.parametrize("exchange", [{"kind": "local", "every": 4, "overlap": 2}, {"codec": "int8"}], ids=str)
 def test_a_worker_that_dies_ends_the_run_with_any_exchange(exchange, tmp_path):
-    fault = {"model.args": {"fault": "kill", "rank": 1, "at": 6}, "train.steps": 50, "limits": {"step": "30s"}}
-    code, text = run_faulty(tmp_path, **fault, exchange=exchange)
+    args = {"fault": "kill", "rank": 1, "at": 6, "width": 512}
+    changes = {"model.args": args, "train.steps": 50, "limits": {"step": "30s"}, "exchange": exchange}
+    code, text = run_faulty(tmp_path, **changes)
     assert code == 3 and "rank 1 failed at step 6 in forward" in text and "signal 9 (SIGKILL)" in text, text
 
 

@@ -113,6 +113,17 @@ def test_a_worker_that_hangs_is_started_again(tmp_path: Path) -> None:
     assert [line["step"] for line in read(tmp_path / "run")] == list(range(1, 41))
 
 
+def test_a_server_that_hangs_is_named(tmp_path: Path) -> None:
+    """Also where all were asked before where they were, when a worker hung."""
+    job = write_job(tmp_path, merge(SLOW, {"limits.step": "5s", "train.steps": 400}))
+    program = start("train", job, "--run-dir", "run", cwd=tmp_path)
+    kill_at(tmp_path / "run", 5, 1, program, by=signal.SIGSTOP)
+    kill_at(tmp_path / "run", 30, 3, program, by=signal.SIGSTOP)
+    said = " ".join(program.communicate(timeout=120)[0].split())
+    assert program.returncode == 4, said
+    assert "rank 3 failed" in said and "server 2 of 2 has shown no sign of life" in said
+
+
 def test_more_servers_than_tensors_are_refused(tmp_path: Path) -> None:
     job = write_job(tmp_path, merge(dump(mlp_job()), {"exchange": {"kind": "server", "servers": 7}}))
     done = slipstream("train", job, "--workers", "2", cwd=tmp_path)

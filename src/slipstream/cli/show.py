@@ -34,7 +34,7 @@ def command(run: RunArgument, as_json: AsJson = False) -> None:
     if result:
         show_result(console, folder, result)
     else:
-        console.print(f"{summary['status']} at step {summary['step']:,}")
+        console.print(f"{summary['status']} after step {summary['step']:,}")
     if summary["status"] in ("stopped", "failed", "killed"):
         console.print(f"  slipstream resume {folder.path}", markup=False)
     if curve := draw_curve(folder):

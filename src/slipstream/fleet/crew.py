@@ -142,6 +142,8 @@ class CrewHere:
             time.sleep(_TICK)
 
     def stacks(self) -> dict[int, str]:
+        for rank in self._hosts:
+            self._scratch.clear_stack(rank)
         self._signal_all(signal.SIGUSR1)
         time.sleep(0.5)
         return {rank: self._scratch.read_stack(rank) for rank in self._hosts if self._code(rank) is None}

@@ -52,12 +52,12 @@ def read_failure(scratch: Scratch, rank: int) -> Failure | None:
         return None
 
 
-def killed(rank: int, step: int, phase: str, code: int) -> Failure:
-    """A worker that ended without a word."""
+def killed(rank: int, step: int, phase: str, code: int, who: str) -> Failure:
+    """A rank that ended without a word."""
     if code < 0:
         name = signal.Signals(-code).name
-        return Failure(rank, step, phase, "killed", f"the worker was killed by signal {-code} ({name})")
-    return Failure(rank, step, phase, "killed", f"the worker ended by itself with exit code {code} and no exception")
+        return Failure(rank, step, phase, "killed", f"{who} was killed by signal {-code} ({name})")
+    return Failure(rank, step, phase, "killed", f"{who} ended by itself with exit code {code} and no exception")
 
 
 def first_cause(failures: list[Failure]) -> Failure:

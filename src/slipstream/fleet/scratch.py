@@ -4,6 +4,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+NO_ANSWER = "(it did not answer: stopped, or stuck in the kernel)"
+"""In the place of a stack."""
+
 
 class Scratch:
     """A small folder that lives as long as one launch."""
@@ -27,11 +30,16 @@ class Scratch:
         """Where a worker leaves its stack when asked."""
         return self.path / f"stack-{rank}.txt"
 
+    def clear_stack(self, rank: int) -> None:
+        """Before a worker is asked again."""
+        if self.stack(rank).exists():
+            self.stack(rank).write_text("")
+
     def read_stack(self, rank: int) -> str:
         """The stack that a worker has left, or why there is none."""
         if not self.stack(rank).exists():
             return "(it had not started yet)"
-        return self.stack(rank).read_text() or "(it did not answer: stopped, or stuck in the kernel)"
+        return self.stack(rank).read_text() or NO_ANSWER
 
     def leave_exit_code(self, rank: int, code: int) -> None:
         """Left for the launcher by the process that a worker was forked from."""
@@ -58,6 +66,7 @@ class Scratch:
     def forget(self, rank: int) -> None:
         """What an ended worker has left, so that another can take its place."""
         self.failure(rank).unlink(missing_ok=True)
+        self.stack(rank).unlink(missing_ok=True)
         self._exit_code(rank).unlink(missing_ok=True)
         self._process(rank).unlink(missing_ok=True)
 

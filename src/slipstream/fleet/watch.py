@@ -9,7 +9,7 @@ from pathlib import Path
 from slipstream.fleet.crew import Crew, State
 from slipstream.fleet.failure import Failure, first_cause, killed
 from slipstream.fleet.mirror import make_whole
-from slipstream.fleet.scratch import Scratch
+from slipstream.fleet.scratch import NO_ANSWER, Scratch
 from slipstream.job.job import Limits
 from slipstream.runs import RunFolder, truncate_metrics
 from slipstream.runs.checkpoints import find_checkpoint, read_progress
@@ -86,9 +86,9 @@ class Watch:
                 return
             if any(codes.values()) and not self._start_again(states):
                 raise WorkersFailed(self._gather_failures(), self._run, {})
-            hanging = find_hanging(states, limits) if limits else None
-            if hanging and not self._ends(hanging):
-                raise WorkersFailed(hanging, self._run, self._stacks())
+            late = find_hanging(states, limits) if limits else None
+            if late is not None:
+                self._end_hanging(late, states)
             tick()
             time.sleep(_TICK)
 
@@ -115,12 +115,26 @@ class Watch:
             self._start(list(self._servers), checkpoint)
         return True
 
-    def _ends(self, hanging: Failure) -> bool:
+    def _who(self, rank: int) -> str:
+        if rank in self._servers:
+            return f"server {self._servers.index(rank) + 1} of {len(self._servers)}"
+        return "the worker"
+
+    def _end_hanging(self, late: int, states: dict[int, State]) -> None:
+        """Raises WorkersFailed, unless the one that hangs can be started again. Where all wait in an exchange, the only
+        one that does not answer is whom they wait for."""
+        stacks = self._stacks()
+        mute = [rank for rank, stack in stacks.items() if stack == NO_ANSWER]
+        rank = mute[0] if len(mute) == 1 and states[late].phase == "exchange" else late
+        state, text = states[rank], f"{self._who(rank)} has shown no sign of life for {states[rank].still:.0f} s"
+        if not self._ends(rank, text):
+            raise WorkersFailed(Failure(rank, state.step, state.phase, "hanging", text), self._run, stacks)
+
+    def _ends(self, rank: int, text: str) -> bool:
         """With servers a worker that hangs is ended, to be started again like one that was killed."""
-        rank = hanging.rank
         if not self._servers or rank in self._servers or self._again[rank] >= _MOST_RESTARTS:
             return False
-        self._run.event("warning", text=f"worker {rank}: {hanging.message}; it is ended")
+        self._run.event("warning", text=f"worker {rank}: {text}; it is ended")
         self._end([rank])
         return self._states()[rank].code is not None
 
@@ -131,7 +145,7 @@ class Watch:
             time.sleep(_TICK)
         return first_cause(
             [
-                state.failure or killed(rank, state.step, state.phase, state.code)
+                state.failure or killed(rank, state.step, state.phase, state.code, self._who(rank))
                 for rank, state in self._states().items()
                 if state.code
             ]
@@ -144,8 +158,8 @@ class Watch:
         return found
 
 
-def find_hanging(states: dict[int, State], limits: Limits) -> Failure | None:
-    """The worker that the others wait for, when one has shown no sign of life for too long."""
+def find_hanging(states: dict[int, State], limits: Limits) -> int | None:
+    """The one that the others wait for, when it has shown no sign of life for too long."""
     running = {rank: state for rank, state in states.items() if state.code is None}
     limit = {rank: limits.step if state.step > 1 else limits.first_step for rank, state in running.items()}
     late = [rank for rank, state in running.items() if state.still > limit[rank]]
@@ -157,5 +171,4 @@ def find_hanging(states: dict[int, State], limits: Limits) -> Failure | None:
     elsewhere = any(other.phase != "exchange" for other in running.values())
     if state.phase == "exchange" and elsewhere and state.still < 2 * limit[rank]:
         return None  # who came there a little later will soon be late too, and is the one to name
-    message = f"the worker has shown no sign of life for {state.still:.0f} s"
-    return Failure(rank, state.step, state.phase, "hanging", message)
+    return rank

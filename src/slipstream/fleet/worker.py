@@ -74,7 +74,7 @@ def _be_rank(run: RunFolder, rank: int, size: int, scratch: Scratch, restore: Pa
     threading.Thread(target=_die_with_launcher, daemon=True).start()
     pulse = Pulse(scratch.pulse, rank)
     try:
-        with scratch.stack(rank).open("w") as stacks:
+        with scratch.stack(rank).open("a") as stacks:
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
             from slipstream.train.world import Seat
 
