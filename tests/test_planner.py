@@ -25,7 +25,7 @@ from slipstream.plan.calibrate import fit_rates
 from slipstream.plan.check import check
 from slipstream.plan.choose import NoPlan, choose
 from slipstream.plan.cost import least_waste, machines_for
-from slipstream.plan.grid import OURS, Grid, hardware_of
+from slipstream.plan.grid import OURS, Grid, hardware_of, style_of
 from slipstream.plan.here import Here
 from slipstream.plan.layout import SPOKEN
 from slipstream.plan.machine import ANY_MACHINE, Machine
@@ -39,7 +39,7 @@ from slipstream.plan.wanted import decoder_of, wanted_of
 from slipstream.plan.work import work_of_decoder
 from slipstream.planning import LateRefusal, machines_wanted, plan_there, work_of
 from slipstream.train.dry_run import dry_run
-from slipstream.train.kernels import linear_cross_entropy
+from slipstream.train.kernels import linear_cross_entropy, rotary
 from slipstream.train.measured import measured_work
 
 ROWS = Path(__file__).parent / "data"
@@ -112,8 +112,9 @@ def test_state_bytes_are_those_of_a_dry_run(layout, tied):
     assert float(predicted.state) == pytest.approx(held, rel=0.01)
 
 
-def test_the_planner_and_the_loss_take_as_many_tokens_at_once():
+def test_the_planner_knows_when_kernels_are_used():
     assert OURS.score_rows == linear_cross_entropy.ROWS
+    assert style_of("bf16").turns_from == style_of("fp8").turns_from == rotary._WORTH < style_of("fp32").turns_from
 
 
 def test_measured_steps_of_an_h200_are_predicted():

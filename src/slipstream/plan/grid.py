@@ -140,6 +140,9 @@ class Style:
     """How much longer products take than their bits say: with a scale for each row, or by a slower kernel."""
     folds: Number = 0
     """1 where compiled blocks have GELU in their products' own kernels, unless what those give is computed again."""
+    turns_from: Number = math.inf
+    """Numbers of queries, keys and values from which compiled blocks turn them to their positions in one pass, unless
+    what it gives is computed again: then nothing of them is kept twice."""
     long_blocks: Number = 0
     """Blocks whose products are left in 16 bits where those of others are shorter."""
 
@@ -161,6 +164,8 @@ def style_of(precision: str, on_gpu: bool = True, eager: bool = False, fixed_ord
     ours = replace(OURS, compiled=int(on_gpu), eager=int(eager), fixed_order=int(fixed_order), product_time=slower)
     if precision == "bf16" and on_gpu:
         ours = replace(ours, folds=1)  # train/models/folded.py
+    if (precision == "bf16" or precision in SHORT) and on_gpu:
+        ours = replace(ours, turns_from=2**24)  # train/kernels/rotary.py
     if precision in SHORT:
         ours = replace(ours, long_blocks=1)  # the first: train/kernels/layers.py
     if precision in ("fp8", "fp8-rows"):

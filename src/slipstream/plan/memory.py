@@ -121,13 +121,14 @@ def _activations(work: Work, grid: Grid, batch: Number, style: Style) -> tuple[N
     along = np.where(style.sequence, grid.tensor, 1)
     compiled = 1.0 * style.compiles(grid)
     widened = (style.compiled - compiled) * _WIDE_NORMS * (np.asarray(style.stream_bytes) < 4)
+    turned = work.turned * ((tokens * (work.stream + 2 * work.keys) < style.turns_from) | (grid.recompute == 1))
     block = tokens * (
         (style.stream_bytes / along + style.kept_bytes / np.where(style.keeps_gathered, 1, along))
         * work.kept_stream
         / 2
         + (1 - np.asarray(style.fused)) * work.stream * 2 / along  # masks of dropout
         + widened * work.stream / along
-        + style.kept_bytes * (work.kept_inside - compiled * (work.fused - work.turned)) / grid.tensor
+        + style.kept_bytes * (work.kept_inside - compiled * (work.fused - turned)) / grid.tensor
         - _shorter(work, style) / grid.tensor
     )
     weights = compiled * style.product_bytes * work.block_parameters

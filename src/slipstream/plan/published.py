@@ -235,6 +235,7 @@ _MEGATRON = {
     "kept_bytes": 2.0, "keeps_gathered": 0.0, "kept_products": 0.5, "over_context": 1.0, "score_bytes": 6.0,
     "score_rows": math.inf, "compiled": 0.0, "waits": 1.0, "product_bytes": 2.0, "fragmented": 0.04,
     "eager": 0.0, "fixed_order": 0.0, "product_time": 1.0, "long_blocks": 0.0, "folds": 0.0,
+    "turns_from": math.inf,
 }  # fmt: skip
 """Bytes in programs that hold their weights in 16 bits beside an exact copy, and whose loss is fused."""
 

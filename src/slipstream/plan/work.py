@@ -72,7 +72,7 @@ class Work:
     """Numbers for each token that the last product of the feed-forward part takes."""
     turned: Number = 0
     """Numbers for each token that rotary positions make: a compiler keeps them beside the whole projection, of which
-    values are a part."""
+    values are a part, where they are not made in one pass with values."""
     matrices: tuple[Matrix, ...] = ()
     """What codecs make smaller: of all parameters those that are not biases, norms and the like."""
 
