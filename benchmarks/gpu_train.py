@@ -10,15 +10,13 @@ path of the peers alone.
 
 import argparse
 import json
-import os
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.machinery import PathFinder
 from importlib.metadata import distributions
@@ -34,12 +32,9 @@ from slipstream.job.data import TokenData
 from slipstream.job.models import DecoderModel, ResnetModel
 from slipstream.job.train import AdamW, Momentum
 from slipstream.planning import work_of
-from slipstream.runs import read_lines
+from watched import Failed, Timed, environment, started, steady, train, why
 
 PEERS = Path(__file__).parent / "peers" / "gpu"
-UNSTEADY = 0.4
-"""Part of the steps, from the first one on, that does not count."""
-FEWEST_UNSTEADY = 5
 PEAK = 795e12
 """FLOP/s of bf16 products, measured on the H200."""
 RESNET_FLOPS = 3 * 2 * 4.1e9
@@ -48,7 +43,6 @@ BATCHES = 32
 """Different batches of tokens; longer runs see them again."""
 ENDLESS = 100_000
 """Steps in Slipstream's job: it is stopped when it has done enough of them, and so never writes a checkpoint."""
-TICK = 0.05
 
 # --- rows ------------------------------------------------------------------------------------------------------------
 
@@ -216,20 +210,6 @@ def flops_of(row: Row, job: Job) -> float | None:
 # --- one side in one round -------------------------------------------------------------------------------------------
 
 
-class Timed(NamedTuple):
-    seconds: list[float]
-    """Of every step."""
-    losses: list[float]
-    first: float
-    """When the first step had ended, by the clock on the wall."""
-    memory: int | None
-    """Most bytes that tensors took on the device."""
-
-
-class Failed(RuntimeError):
-    """A side came to no end, or to a bad one."""
-
-
 @dataclass(frozen=True)
 class Task:
     """What a side is given."""
@@ -244,76 +224,24 @@ class Task:
     """How long it may take."""
 
 
-@contextmanager
-def started(command: list[str], task: Task) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own session, which is gone at the end with all that it started."""
-    with (task.folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **task.environment},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):  # where all of it has ended
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
 def time_slipstream(task: Task) -> Timed:
     """Through the door that everybody takes, until there are enough steps."""
-    program = [sys.executable, "-c", "from slipstream.cli import main; main()"]
-    run = task.folder / "run"
-    metrics, first, lines, until = run / "metrics.jsonl", 0.0, 0, time.monotonic() + task.seconds
-    with started([*program, "train", str(task.job), "--workers", "1", "--run-dir", str(run)], task) as process:
-        while lines < task.row.steps:
-            if process.poll() is not None or time.monotonic() > until:
-                reason = why(task, process, run / "logs" / "rank-0.log")
-                interrupt(process)
-                raise Failed(reason)
-            time.sleep(TICK)
-            lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-            first = first or (time.time() if lines else 0.0)
-        interrupt(process)
-    found = list(read_lines(metrics))[: task.row.steps]
-    memory = max((line["memory"] for line in found if "memory" in line), default=None)
-    return Timed([line["seconds"] for line in found], [line["loss"] for line in found], first, memory)
-
-
-def interrupt(process: subprocess.Popen[bytes]) -> None:
-    """Ctrl-C twice, which stops at once, without a checkpoint; the workers are gone when the launcher is."""
-    for _ in range(2 if process.poll() is None else 0):
-        process.send_signal(signal.SIGINT)
-        time.sleep(4 * TICK)
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        console.print("slipstream did not stop when asked and is killed", style="dim")
+    return train(task.job, task.folder, task.row.steps, task.environment, task.seconds)
 
 
 def time_peer(script: str, task: Task) -> Timed:
     """`script` is the name of the file and what it is told besides."""
     name, *words = script.split()
     times = task.folder / "times.json"
-    with started([sys.executable, str(PEERS / name), str(task.shape), str(times), *words], task) as process:
+    command = [sys.executable, str(PEERS / name), str(task.shape), str(times), *words]
+    with started(command, task.folder, task.environment) as process:
         try:
             process.wait(task.seconds)
         except subprocess.TimeoutExpired:
-            raise Failed(why(task, process)) from None
+            raise Failed(why(process, task.seconds, task.folder / "log")) from None
         if process.returncode or not times.exists():
-            raise Failed(why(task, process))
+            raise Failed(why(process, task.seconds, task.folder / "log"))
     return Timed(**json.loads(times.read_text()))
-
-
-def why(task: Task, process: subprocess.Popen[bytes], *more: Path) -> str:
-    """How it ended, and the last that it said."""
-    code = process.poll()
-    how = f"not done after {task.seconds:.0f} s" if code is None else f"ended with {code}"
-    logs = [path.read_text(errors="replace")[-3000:] for path in (task.folder / "log", *more) if path.exists()]
-    return "\n".join((how, *logs))
 
 
 class Side(NamedTuple):
@@ -366,7 +294,8 @@ def measure(name: str, row: Row, sides: Sequence[str], options: argparse.Namespa
             console.print(f"{name}  {number}/{options.rounds * len(sides)}  {side}", style="dim")
             here = Path(folder) / str(number)
             here.mkdir()
-            caches = environment(Path(folder) / f"cache-{side}", row, options.peers if side != "slipstream" else None)
+            peers = options.peers if side != "slipstream" else None
+            caches = environment(Path(folder) / f"cache-{side}", row.device == "cuda", peers)
             began = time.time()
             try:
                 timed = SIDES[side].time(Task(row, job, shape, here, caches, options.limit))
@@ -380,24 +309,9 @@ def measure(name: str, row: Row, sides: Sequence[str], options: argparse.Namespa
     return [*results, *(record for record in failed if not rounds[record["side"]])]
 
 
-def environment(cache: Path, row: Row, peers: Path | None) -> dict[str, str]:
-    """Compile caches of its own for each side; no network; on the path what is not installed."""
-    path = os.pathsep.join(part for part in (str(peers or ""), os.environ.get("PYTHONPATH", "")) if part)
-    values = {
-        "PYTHONPATH": path,
-        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        "TRITON_CACHE_DIR": str(cache / "triton"),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",  # a side that is stopped has said what it had to say
-    }
-    return values if row.device == "cuda" else {**values, "CUDA_VISIBLE_DEVICES": ""}
-
-
 def figures(row: Row, timed: Timed, began: float) -> dict[str, Any]:
     """One side in one round."""
-    unsteady = min(max(round(UNSTEADY * len(timed.seconds)), FEWEST_UNSTEADY), len(timed.seconds) - 1)
-    seconds = statistics.median(timed.seconds[unsteady:])
+    seconds = statistics.median(steady(timed.seconds))
     return {
         "step_s": round(seconds, 6),
         "per_s": round(row.size / seconds, 1),

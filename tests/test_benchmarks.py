@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,40 @@ def test_gpu_sides_are_compared_in_short_on_a_cpu(tmp_path: Path) -> None:
         assert result["last_loss"] < result["first_loss"]
     ours, plain = compared["slipstream"], compared["plain"]
     assert ours["ratio"] == 1 and plain["ratio"] == pytest.approx(ours["per_s"] / plain["per_s"], abs=1e-3)
+
+
+def test_starting_and_saving_are_timed_in_short_on_a_cpu(tmp_path: Path) -> None:
+    (found,) = run("gpu_saving.py", out=tmp_path / "gpu_saving.json")["results"]
+    assert found["cold_s"] > 0 and found["warm_s"] > 0 and len(found["seconds"]) == 30
+    assert found["cost"] == pytest.approx(found["saving_step_s"] / found["step_s"] - 1, abs=1e-3)
+
+
+def test_curves_are_compared_in_short_on_a_cpu(tmp_path: Path) -> None:
+    (found,) = run("gpu_curve.py", out=tmp_path / "gpu_curve.json")["results"]
+    assert found["sides"] == ["fp32 on cpu", "bf16 on cpu"]
+    exact, coarse = found["losses"]
+    assert len(exact) == len(coarse) == 10 and exact != coarse and exact[-1] < exact[0]
+    assert found["means"][0] == pytest.approx([sum(exact[:5]) / 5, sum(exact[5:]) / 5], abs=1e-5)
+    assert 0 < max(map(abs, found["off"])) < 0.01
+
+
+def test_predicted_jobs_are_measured_in_short_on_a_cpu(tmp_path: Path) -> None:
+    (found,) = run("gpu_prediction.py", out=tmp_path / "gpu_prediction.json")["results"]
+    assert found["fresh"] and float(found["row"]["seconds"]) > 0
+    assert (tmp_path / "gpu_prediction.csv").read_text().count("\n") == 2
+
+
+def test_what_a_killed_benchmark_had_started_is_gone(tmp_path: Path) -> None:
+    words = ("import sys", "from pathlib import Path", "from watched import started", "folder = Path(sys.argv[1])")
+    sleeper = "[sys.executable, '-c', 'print(1, flush=True); import time; time.sleep(60)']"
+    script = "; ".join(words) + f"\nwith started({sleeper}, folder, {{}}) as p: print(p.pid, flush=True); p.wait()"
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, cwd=BENCHMARKS, stdout=subprocess.PIPE, text=True) as benchmark:
+        assert benchmark.stdout
+        pid = int(benchmark.stdout.readline())
+        end = os.pidfd_open(pid)
+        benchmark.kill()
+    assert select.select([end], [], [], 10)[0], "it goes on"
 
 
 def test_ways_of_adding_up_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
