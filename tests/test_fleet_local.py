@@ -23,6 +23,8 @@ dist.all_reduce(total)
 print(name, "sum", total.item(), sys.argv[1:], flush=True)
 if "--fail" in sys.argv and dist.get_rank() == 1:
     raise RuntimeError("as it was told")
+if "--wait" in sys.argv:
+    dist.all_reduce(total)
 if "--stay" in sys.argv:
     import time
 
@@ -165,10 +167,39 @@ def test_arguments_reach_a_program(programs: Path) -> None:
 def test_a_program_that_fails_ends_all_of_it(programs: Path) -> None:
     slipstream("submit", "ddp.py", "--on", "local", "--workers", "2", "--", "--fail", "--stay", cwd=programs)
     said = slipstream("logs", "-f", "ddp-1", cwd=programs)
-    assert "rank 1 failed: ended: ddp.py ended by itself with exit code 1" in said.stdout, said.stdout
-    assert "RuntimeError: as it was told" in said.stdout
+    assert "rank 1 failed: RuntimeError: as it was told" in said.stdout, said.stdout
     assert jobs(programs)["ddp-1"]["status"] == "failed"
     assert not processes_of(programs)
+
+
+def test_of_a_program_that_fails_the_first_one_is_named(programs: Path) -> None:
+    """Not those that only lost their connection to it."""
+    slipstream("submit", "ddp.py", "--on", "local", "--workers", "3", "--", "--fail", "--wait", cwd=programs)
+    said = slipstream("logs", "-f", "ddp-1", cwd=programs)
+    assert "rank 1 failed: RuntimeError: as it was told" in said.stdout, said.stdout
+
+
+ABORTS = """
+import os, sys, traceback
+
+sys.excepthook = lambda *error: (traceback.print_exception(*error), sys.stderr.flush(), os.abort())
+raise ValueError("seven")
+"""
+
+
+def test_an_exception_counts_where_the_interpreter_aborts_after_it(tmp_path: Path) -> None:
+    """As it may with threads of a process group."""
+    (tmp_path / "aborts.py").write_text(ABORTS)
+    slipstream("submit", "aborts.py", "--on", "local", "--workers", "1", cwd=tmp_path)
+    said = slipstream("logs", "-f", "aborts-1", cwd=tmp_path)
+    assert "rank 0 failed: ValueError: seven" in said.stdout, said.stdout
+
+
+def test_a_program_that_ends_without_an_exception(tmp_path: Path) -> None:
+    (tmp_path / "quits.py").write_text("import sys\nprint('no such folder')\nsys.exit(1)\n")
+    slipstream("submit", "quits.py", "--on", "local", "--workers", "1", cwd=tmp_path)
+    said = slipstream("logs", "-f", "quits-1", cwd=tmp_path)
+    assert "rank 0 failed: ended: quits.py ended by itself with exit code 1" in said.stdout, said.stdout
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])

@@ -76,13 +76,18 @@ class Crew(Protocol):
 
 Make = Callable[[Sequence[int], Path | None], list[Process]]
 """The processes for some ranks, which go on from a checkpoint or begin."""
+Tell = Callable[[int, int], Failure | None]
+"""What a rank that ended with an exit code has left about it, in another way than ours do."""
 
 
 class CrewHere:
     """Ranks on this machine. `hold` are descriptors that all of their processes keep open."""
 
-    def __init__(self, make: Make, seats: int, scratch: Scratch, hold: Sequence[int] = ()) -> None:
+    def __init__(
+        self, make: Make, seats: int, scratch: Scratch, hold: Sequence[int] = (), tell: Tell | None = None
+    ) -> None:
         self._make, self._scratch = make, scratch
+        self._tell = tell or (lambda rank, _: read_failure(scratch, rank))
         self._hosts: dict[int, subprocess.Popen[bytes]] = {}
         """The process that each rank is, or is forked from; the leader of its process group."""
         self._started: list[subprocess.Popen[bytes]] = []
@@ -117,7 +122,7 @@ class CrewHere:
         states = {}
         for rank in self._hosts:
             code, beat = self._code(rank), beats[rank]
-            failure = read_failure(self._scratch, rank) if code else None
+            failure = self._tell(rank, code) if code else None
             states[rank] = State(code, failure, beat.step, beat.phase, now - beat.time)
         return states
 

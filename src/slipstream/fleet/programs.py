@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from slipstream.fleet import guard
@@ -21,7 +23,9 @@ from slipstream.runs import RunError, RunFolder, write_text
 _PATIENCE = 900.0
 _ADDRESSES = "SLIPSTREAM_ADDRESSES"
 """`host:port` of every rank."""
-_LAST_LINES = 25
+_LAST_LINES, _LAST_BYTES = 25, 2**16
+"""Of a log, in a report."""
+_TRACEBACK, _RANK = "Traceback (most recent call last):", re.compile(r"^\[rank\d+\]: ")
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,9 @@ class ProgramWork:
 
     def _crew(self, told: dict[str, str], scratch: Scratch, hold: list[int]) -> CrewHere:
         seats = self.program.workers
-        return CrewHere(lambda ranks, _: [self._process(rank, told) for rank in ranks], seats, scratch, hold)
+        return CrewHere(
+            lambda ranks, _: [self._process(rank, told) for rank in ranks], seats, scratch, hold, self._raised
+        )
 
     def _process(self, rank: int, meeting: dict[str, str]) -> Process:
         program = self.program
@@ -104,7 +110,7 @@ class ProgramWork:
             (rank,),
             [sys.executable, "-I", guard.__file__, *command],
             self._environment(rank, meeting),
-            self.run.logs / f"rank-{rank}.log",
+            self._log(rank),
             folder=self.home,
         )
 
@@ -155,11 +161,45 @@ class ProgramWork:
         return Company(self.ranks_on(0), {}, meeting | gloo_at(here))
 
     def _explained(self, failure: Failure) -> Failure:
-        """With the last of what the program has said."""
-        log = self.run.logs / f"rank-{failure.rank}.log"
-        said = log.read_text(errors="replace").splitlines()[-_LAST_LINES:] if log.exists() else []
+        """One without an exception, with the last of what the program has said."""
+        if failure.error != "killed":
+            return replace(failure, phase=PROGRAM)
         message = failure.message.replace("the worker", self.program.script).removesuffix(" and no exception")
-        return Failure(failure.rank, 0, PROGRAM, "ended", message, "\n".join(said), failure.time)
+        said = "\n".join(self._said(failure.rank)[-_LAST_LINES:])
+        return replace(failure, phase=PROGRAM, error="ended", message=message, trace=said)
+
+    def _raised(self, rank: int, code: int) -> Failure | None:
+        """The exception that a rank ended with, by its log. (With torch's process group at work the interpreter may
+        abort instead of ending, after it has said so.)"""
+        exception = last_exception(said := self._said(rank)) if code in (1, -signal.SIGABRT) else None
+        if exception is None:
+            return None
+        return Failure(rank, 0, PROGRAM, *exception, "\n".join(said[-_LAST_LINES:]), self._log(rank).stat().st_mtime)
+
+    def _said(self, rank: int) -> list[str]:
+        """The end of its log."""
+        if not self._log(rank).exists():
+            return []
+        with self._log(rank).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+            return log.read().decode(errors="replace").splitlines()
+
+    def _log(self, rank: int) -> Path:
+        return self.run.logs / f"rank-{rank}.log"
+
+
+def last_exception(lines: Sequence[str]) -> tuple[str, str] | None:
+    """Name and message of the one that Python has written near the end of some lines, if any. torch writes the number
+    of the rank before each."""
+    bare = [_RANK.sub("", line) for line in lines]
+    if _TRACEBACK not in bare:
+        return None
+    begin = len(bare) - bare[::-1].index(_TRACEBACK)
+    end = next((place for place in range(begin, len(bare)) if bare[place] and not bare[place][0].isspace()), None)
+    if end is None or end < len(bare) - _LAST_LINES:
+        return None
+    name, _, message = bare[end].partition(": ")
+    return name.rpartition(".")[2], message
 
 
 def _tensorflow(rank: int, addresses: Sequence[str]) -> str:
