@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slipstream.plan import Network
 from slipstream.train.exchange.adding import ALGORITHMS
+from slipstream.train.exchange.adding.choose import worth_trying
 from slipstream.train.exchange.adding.hierarchical import place_in_levels
 from slipstream.train.exchange.adding.links import Links, PointToPoint
 from slipstream.train.exchange.adding.timing import Race, time_ways, trials_of
@@ -130,7 +131,10 @@ def test_a_longer_run_has_longer_trials_of_few_sizes(buckets: list[int], steps: 
     trials, longer = trials_of(buckets, steps, network), trials_of(buckets, 2 * steps, network)
     assert 1 <= len(trials) <= 6 and list(trials) == sorted(trials, reverse=True) == list(longer)
     assert max(trials) <= max(buckets)
-    assert all(6 <= trials[size] <= longer[size] <= min(60, 2 * trials[size]) for size in trials)
+    assert all(0 < trials[size] <= longer[size] <= min(60, 2 * trials[size]) for size in trials)
+    assert all(seconds >= min(6, steps / 100) for seconds in trials.values())
+    spent = steps * sum(min(worth_trying(bucket, network).values()) for bucket in buckets)
+    assert sum(trials.values()) < 1.001 * (spent + steps * len(trials)) / 100, "a short run has short trials"
 
 
 @given(st.lists(st.floats(0.1, 1.0), min_size=2, max_size=5), st.lists(st.floats(1.0, 1.7), min_size=10, max_size=10))

@@ -77,7 +77,8 @@ def losses(lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 def test_what_auto_has_measured_stays_with_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv(NODES, "a,b,c")
     job = dump(mlp_job(**SHORT, **{"train.precision": "fp32", "layout.replicate": 3}))
-    assert slipstream("train", write_job(tmp_path, job), "--run-dir", "run", cwd=tmp_path).returncode == 0
+    done = slipstream("train", write_job(tmp_path, job), "--run-dir", "run", cwd=tmp_path)
+    assert done.returncode == 0 and "links between machines: " in done.stdout, done.stdout + done.stderr
     run = RunFolder(tmp_path / "run")
     whole, network = read(run), yaml.safe_load(run.plan.read_text())["network"]
     assert network["nodes"] == [0, 1, 2] and network["latency"] > 0 and network["bandwidth"] > 0

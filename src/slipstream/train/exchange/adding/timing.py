@@ -30,8 +30,11 @@ _LONGEST, _LONG = 20.0, 2.0
 much more than the second, a round with less comes first, and only those that are close there go on."""
 _PART = 0.01
 """Of the seconds in which a run will add up buckets of a size, what trials may take."""
+_EACH = 0.01
+"""Seconds for each step of the run, up to the shortest below: so long a short one may take them."""
 _SHORTEST, _PATIENCE = 6.0, 60.0
-"""Seconds that the trials of one size may take at least and at most: a round that should end later is not begun."""
+"""Seconds that the trials of one size may take at least, if the run is not short, and at most: a round that should end
+later is not begun."""
 _SOON = 2.0
 """Seconds before which nobody drops out: where sums are short, one of them may be chance many times over."""
 _LEVEL = 0.04
@@ -56,7 +59,8 @@ def trials_of(buckets: Iterable[int], steps: float, network: Network) -> dict[in
         alike = next((known for known in spent if _alike(size, known, network)), size)
         if alike in spent or len(spent) < _MOST_SIZES:
             spent[alike] = spent.get(alike, 0.0) + steps * min(worth_trying(bucket, network).values())
-    return {size: min(max(_SHORTEST, _PART * seconds), _PATIENCE) for size, seconds in spent.items()}
+    shortest = min(_EACH * steps, _SHORTEST)
+    return {size: min(max(shortest, _PART * seconds), _PATIENCE) for size, seconds in spent.items()}
 
 
 def time_ways(network: Network, ways: dict[str, Algorithm], trials: dict[int, float]) -> dict[str, dict[int, float]]:
