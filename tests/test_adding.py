@@ -3,6 +3,7 @@
 import multiprocessing as mp
 import os
 import zlib
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -18,7 +19,7 @@ from slipstream.train.exchange.adding import ALGORITHMS
 from slipstream.train.exchange.adding.choose import worth_trying
 from slipstream.train.exchange.adding.hierarchical import place_in_levels
 from slipstream.train.exchange.adding.links import Links, PointToPoint
-from slipstream.train.exchange.adding.timing import Race, time_ways, trials_of
+from slipstream.train.exchange.adding.timing import Race, seconds_of, time_ways, trials_of
 from slipstream.train.exchange.adding.tree import place_in_tree
 
 WORKERS = range(2, 10)
@@ -61,7 +62,7 @@ def try_ways() -> Tried:
     """Where all ways together take so long that a round with less comes first for the larger bucket."""
     network = Network(nodes=tuple(rank // 3 for rank in range(max(WORKERS))), latency=1e-5, bandwidth=1e9)
     with patch("slipstream.train.exchange.adding.timing._LONG", 0.005):
-        return time_ways(network, ALGORITHMS, dict.fromkeys(BUCKETS, 1.0))
+        return time_ways(network, ALGORITHMS, dict.fromkeys(BUCKETS, 1.0), lambda: None)
 
 
 def serve(rank: int, store: str, results: Any) -> None:
@@ -125,9 +126,18 @@ def test_buckets_are_tried_at_their_own_size_and_all_workers_know_the_same(serve
     assert all(seconds > 0 for sizes in first.values() for seconds in sizes.values())
 
 
-@given(st.lists(st.integers(4, 2**28), min_size=1, max_size=40), st.integers(1, 10**6), st.sampled_from([1e-4, 0.025]))
-def test_a_longer_run_has_longer_trials_of_few_sizes(buckets: list[int], steps: int, latency: float) -> None:
-    network = Network(nodes=tuple(range(8)), latency=latency, bandwidth=4e8)
+@given(
+    st.lists(st.integers(4, 2**28), min_size=1, max_size=40),
+    st.integers(1, 10**6),
+    st.sampled_from([1e-4, 0.025, 0.5]),
+    st.sampled_from([4e8, 1.25e7]),
+    st.sampled_from([(8, 1), (32, 2), (128, 1)]),
+)
+def test_a_longer_run_has_longer_trials_of_few_sizes(
+    buckets: list[int], steps: int, latency: float, bandwidth: float, hosts: tuple[int, int]
+) -> None:
+    nodes = tuple(node for node in range(hosts[0]) for _ in range(hosts[1]))
+    network = Network(nodes=nodes, latency=latency, bandwidth=bandwidth)
     trials, longer = trials_of(buckets, steps, network), trials_of(buckets, 2 * steps, network)
     assert 1 <= len(trials) <= 6 and list(trials) == sorted(trials, reverse=True) == list(longer)
     assert max(trials) <= max(buckets)
@@ -135,24 +145,45 @@ def test_a_longer_run_has_longer_trials_of_few_sizes(buckets: list[int], steps: 
     assert all(seconds >= min(6, steps / 100) for seconds in trials.values())
     spent = steps * sum(min(worth_trying(bucket, network).values()) for bucket in buckets)
     assert sum(trials.values()) < 1.001 * (spent + steps * len(trials)) / 100, "a short run has short trials"
+    assert seconds_of(trials, network) >= sum(trials.values())
+
+
+class Clock:
+    """A meeting whose sums take as long as it says."""
+
+    clock = 0.0
+
+    def __init__(self, seconds: Callable[[int], float]) -> None:
+        self.seconds = seconds
+
+    def time(self, adder: Any, _: Tensor, _before: float, _row: float) -> list[float]:
+        took = self.seconds(adder)
+        self.clock += took
+        return [took]
+
+
+def race(seconds: Callable[[int], float], ways: int) -> Race:
+    numbers: dict[str, Any] = {str(number): number for number in range(ways)}
+    return Race(numbers, 8, Clock(seconds))  # type: ignore[arg-type]
+
+
+@given(st.lists(st.floats(0.001, 0.5), min_size=2, max_size=5))
+def test_who_is_far_behind_in_a_round_with_less_drops_out(seconds: list[float]) -> None:
+    left = race(lambda number: seconds[number], len(seconds)).close()
+    near = [str(number) for number, each in enumerate(seconds) if each < 1.5 * min(seconds)]
+    assert set(near) <= left.keys() and not any(seconds[int(name)] > 2 * min(seconds) for name in left)
 
 
 @given(st.lists(st.floats(0.1, 1.0), min_size=2, max_size=5), st.lists(st.floats(1.0, 1.7), min_size=10, max_size=10))
 def test_first_rounds_do_not_decide(seconds: list[float], slower: list[float]) -> None:
     """Memory and links come into use in them."""
 
-    class Clock:
-        clock = 0.0
-
-        def time(self, adder: Any, _: Tensor, _before: float) -> list[float]:
-            rounds[adder] += 1
-            took = seconds[adder] * (slower[adder * 2 + rounds[adder] - 1] if rounds[adder] <= 2 else 1.0)
-            self.clock += took
-            return [took]
+    def take(number: int) -> float:
+        rounds[number] += 1
+        return seconds[number] * (slower[number * 2 + rounds[number] - 1] if rounds[number] <= 2 else 1.0)
 
     rounds = [0] * len(seconds)
-    ways: dict[str, Any] = {str(number): number for number in range(len(seconds))}
-    found = Race(ways, 8, Clock()).run(patience=60.0)  # type: ignore[arg-type]
+    found = race(take, len(seconds)).run(patience=60.0)
     assert seconds[int(min(found, key=lambda name: found[name]))] == pytest.approx(min(seconds))
     assert found == pytest.approx({name: seconds[int(name)] for name in found}, rel=0.71)
     assert sum(each * count for each, count in zip(seconds, rounds, strict=True)) < 61

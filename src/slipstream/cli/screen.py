@@ -106,7 +106,7 @@ class Screen:
 def _network_in_words(event: dict[str, Any]) -> str:
     links = f"links between machines: {event['latency'] * 1e3:.3g} ms, {event['bandwidth'] / 1e6:,.3g} MB/s"
     seconds = max(1.0, event["seconds"])
-    return f"{links}; which way of adding up is the quickest is tried now, for about {seconds:.0f} s at most"
+    return f"{links}; which way of adding up is the quickest is tried now, for about {seconds:.0f} s"
 
 
 def _restart_in_words(event: dict[str, Any]) -> str:

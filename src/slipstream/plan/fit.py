@@ -27,7 +27,7 @@ def exchange_misfits(job: Job, layout: Layout) -> Iterator[str]:
             f"exchange.balance is for workers that hold the whole model each, and the layout is {layout}; use "
             "layout.replicate alone, or leave it out"
         )
-    elif job.exchange.codec and layout.shard > 1 and layout.sharded != "optimizer":
+    elif job.exchange.codec and layout.shares_weights:
         yield (
             f"exchange.codec {job.exchange.codec.name} does not go with layout.shard: FSDP2 sums the gradients of "
             "weights that are shared out by itself, as they are; use layout.replicate, set layout.sharded: optimizer, "

@@ -61,6 +61,11 @@ class Layout(Section):
         return self.replicate * self.shard
 
     @property
+    def shares_weights(self) -> bool:
+        """Whether no worker has whole gradients: sums of them are left to whoever shares them out."""
+        return self.shard > 1 and self.sharded != "optimizer"
+
+    @property
     def stages(self) -> int:
         """Pieces of the model in a row; two to a worker where the schedule interleaves them."""
         return self.pipeline * (2 if self.schedule in ("interleaved", "zero-bubble") and self.pipeline > 1 else 1)

@@ -119,7 +119,7 @@ def _refuse_algorithm(job: Job, device: Literal["cpu", "cuda"], layout: Layout) 
     algorithm = job.exchange.algorithm
     if device == "cuda":
         refuse_on_gpus(job)
-    if layout.shard > 1 and layout.sharded != "optimizer" and algorithm not in ("auto", "backend"):
+    if layout.shares_weights and algorithm not in ("auto", "backend"):
         raise ValueError(
             f"exchange.algorithm {algorithm} has no effect where weights are sharded, which the backend adds up; leave "
             "it out, or use sharded: optimizer"

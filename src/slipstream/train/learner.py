@@ -21,7 +21,8 @@ class Learner(Worker):
     def __init__(self, job: Job, plan: Plan, world: World, pulse: Pulse, plain: nn.Module, dataset: Dataset) -> None:
         super().__init__(job, plan, world, pulse, plain, dataset.facts.white)
         self.batches = Batches(job, plan, dataset, world.rank)
-        refuse(never_coding(job.exchange.codec, self.batches.timeline.asked))
+        timeline = self.batches.timeline
+        refuse(never_coding(job.exchange.codec, timeline.samples, timeline.starts[-2]))
 
     def open(self, step: int) -> None:
         """Nobody waits for it."""

@@ -57,7 +57,7 @@ def train(
         plain = build_to_split(job, dataset.facts, world.device, weight_dtype(plan))
         parameters = sum(weight.numel() for weight in plain.parameters())
         steps = timeline_of(job, dataset).steps
-        plan = know_network(job, plan, run, world, list(plain.parameters()), steps)
+        plan = know_network(job, plan, run, world, pulse, list(plain.parameters()), steps)
         trial = Trial(plain, job, plan, dataset, world.device)
         here = (Served if isinstance(job.exchange, Server) else Learner)(job, plan, world, pulse, plain, dataset)
         model, batches, timeline = here.model, here.batches, here.batches.timeline

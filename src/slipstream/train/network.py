@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from slipstream.job import Job
 from slipstream.job.exchange import Local, Summing
 from slipstream.plan import Network, Plan
-from slipstream.runs import RunFolder, write_yaml
+from slipstream.runs import Pulse, RunFolder, write_yaml
 from slipstream.train.exchange.adding import ALGORITHMS
 from slipstream.train.exchange.adding.links import Links, segments, wait_for
-from slipstream.train.exchange.adding.timing import time_ways, trials_of
+from slipstream.train.exchange.adding.timing import seconds_of, time_ways, trials_of
 from slipstream.train.exchange.allreduce import fill_buckets
 from slipstream.train.nodes import nodes_of
 from slipstream.train.world import World
@@ -22,13 +22,15 @@ _LARGE = 2**21
 _ROUNDS = 6
 
 
-def know_network(job: Job, plan: Plan, run: RunFolder, world: World, weights: list[nn.Parameter], steps: int) -> Plan:
+def know_network(
+    job: Job, plan: Plan, run: RunFolder, world: World, pulse: Pulse, weights: list[nn.Parameter], steps: int
+) -> Plan:
     """The plan with what the exchange of these weights' gradients, in so many steps, must know of the network. It is
     learned once, and kept in the run's plan."""
     setting = job.exchange
     if not isinstance(setting, Summing) or setting.algorithm not in ("auto", "hierarchical"):
         return plan
-    if plan.network or world.size == 1 or plan.device != "cpu":
+    if plan.network or world.size == 1 or plan.device != "cpu" or plan.layout.shares_weights:
         return plan
     network = measure(nodes_of(world.size))
     if setting.algorithm == "auto" and setting.codec is None and network.latency:
@@ -36,9 +38,10 @@ def know_network(job: Job, plan: Plan, run: RunFolder, world: World, weights: li
         sizes = [sum(weight.nbytes for weight in bucket) for bucket in buckets]
         turns = steps / setting.every if isinstance(setting, Local) else steps
         trials = trials_of(sizes, turns, network)
+        seconds = seconds_of(trials, network)
         if world.rank == 0:
-            run.event("network", latency=network.latency, bandwidth=network.bandwidth, seconds=sum(trials.values()))
-        sums = time_ways(network, ALGORITHMS, trials)
+            run.event("network", latency=network.latency, bandwidth=network.bandwidth, seconds=seconds)
+        sums = time_ways(network, ALGORITHMS, trials, pulse.beat)
         network = network.model_copy(update={"sums": sums})
     plan = plan.model_copy(update={"network": network})
     if world.rank == 0:

@@ -70,7 +70,7 @@ class SplitModel:
         own = {id(part) for module in self.modules for part in module.modules()}
         self.blocks = [block for block in blocks if id(block) in own]
         """The blocks that are here."""
-        self.sharded = layout.shard > 1 and layout.sharded != "optimizer"
+        self.sharded = layout.shares_weights
         fill = partial(self._fill, device=device)
         if self.sharded:
             for module in self.modules:

@@ -11,7 +11,7 @@ hundredth of what it will spend on adding up buckets of this size.
 import math
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from slipstream.plan import Network
 from slipstream.train.exchange.adding.backend import Backend
 from slipstream.train.exchange.adding.base import Adder
 from slipstream.train.exchange.adding.choose import worth_trying
+from slipstream.train.exchange.adding.halving_doubling import SMALL
 from slipstream.train.exchange.adding.links import Algorithm, Links, PointToPoint, wait_for
 
 _ALIKE = 1.1
@@ -34,7 +35,7 @@ _EACH = 0.01
 """Seconds for each step of the run, up to the shortest below: so long a short one may take them."""
 _SHORTEST, _PATIENCE = 6.0, 60.0
 """Seconds that the trials of one size may take at least, if the run is not short, and at most: a round that should end
-later is not begun."""
+later is not begun, but for the first."""
 _SOON = 2.0
 """Seconds before which nobody drops out: where sums are short, one of them may be chance many times over."""
 _LEVEL = 0.04
@@ -46,16 +47,18 @@ _FEW, _UNKNOWN, _KNOWN = 6, 0.25, 0.1
 of these; later by the third at least."""
 _NEW = 4
 """Sums that do not count, or half of them if there are fewer than twice as many."""
-_ASKED, _HEARD, _ROW = 8, 0.01, 0.3
-"""How often a worker is asked for the time; seconds for all to wake up before they begin; and of a row of sums."""
+_HEARD, _ROW = 0.01, 0.3
+"""Seconds for all to wake up before they begin, and of a row of sums."""
+_ASKED, _ASKING = 8, 1.0
+"""How often a worker is asked for the time, unless asking all of them would take more seconds than this: links so long
+forgive a clock that is somewhat off."""
 
 
 def trials_of(buckets: Iterable[int], steps: float, network: Network) -> dict[int, float]:
     """For a run that adds up buckets of so many bytes in each of so many steps: few sizes that stand for all, the
     largest first, and for how many seconds each may be tried."""
     spent: dict[int, float] = {}
-    for bucket in sorted(buckets, reverse=True):
-        size = _within(_LONGEST, bucket, network)
+    for size, bucket in sorted(((_within(_LONGEST, bucket, network), bucket) for bucket in buckets), reverse=True):
         alike = next((known for known in spent if _alike(size, known, network)), size)
         if alike in spent or len(spent) < _MOST_SIZES:
             spent[alike] = spent.get(alike, 0.0) + steps * min(worth_trying(bucket, network).values())
@@ -63,9 +66,17 @@ def trials_of(buckets: Iterable[int], steps: float, network: Network) -> dict[in
     return {size: min(max(shortest, _PART * seconds), _PATIENCE) for size, seconds in spent.items()}
 
 
-def time_ways(network: Network, ways: dict[str, Algorithm], trials: dict[int, float]) -> dict[str, dict[int, float]]:
-    """Seconds by way and size, found out in trials that take so many seconds for each size, or somewhat more. All
-    workers must call it."""
+def seconds_of(trials: dict[int, float], network: Network) -> float:
+    """What they take in all, about: one round always is made, and for large sizes one with less."""
+    rounds = {size: sum(worth_trying(size, network).values()) for size in trials}
+    return sum(max(trials[size], rounds[size]) + _LONG * (rounds[size] > _LONG) for size in trials)
+
+
+def time_ways(
+    network: Network, ways: dict[str, Algorithm], trials: dict[int, float], alive: Callable[[], None]
+) -> dict[str, dict[int, float]]:
+    """Seconds by way and size, found out in trials that take so many seconds for each size, or somewhat more; a sign
+    of life now and then. All workers must call it."""
     group = dist.group.WORLD
     assert group is not None and network.latency, "there are several workers, and links between them"
     links = Links(group, network.nodes)
@@ -73,9 +84,9 @@ def time_ways(network: Network, ways: dict[str, Algorithm], trials: dict[int, fl
     adders["backend"] = Backend(group)
     for adder in adders.values():  # connections are made, memory is taken, TCP learns
         adder.start(torch.zeros(_first_size(max(trials), network) // 4)).wait()
-    meeting = Meeting(links)
     found: dict[str, dict[int, float]] = {}
     for size, patience in trials.items():
+        meeting = Meeting(links, network.latency, alive)  # anew, because clocks drift apart
         some = {name: adders[name] for name in worth_trying(size, network)}
         if (less := _first_size(size, network)) <= size // 4:  # or else it takes longer than it saves
             some = Race(some, less, meeting).close()
@@ -90,7 +101,7 @@ def _first_size(size: int, network: Network) -> int:
 
 
 def _within(seconds: float, size: int, network: Network) -> int:
-    while sum(worth_trying(size, network).values()) > seconds:
+    while size > SMALL and sum(worth_trying(size, network).values()) > seconds:  # of less only the latency is left
         size //= 2
     return size
 
@@ -106,32 +117,36 @@ class Race:
     def __init__(self, adders: dict[str, Adder], size: int, meeting: "Meeting") -> None:
         self._adders, self._flat, self._meeting = adders, torch.zeros(size // 4), meeting
         self._times: dict[str, list[float]] = {name: [] for name in adders}
-        self._left, self._rounds, self._spent, self._started = list(adders), 0, 0.0, meeting.clock
+        self._left, self._rounds, self._started = list(adders), 0, meeting.clock
+        self._spent = self._each = 0.0
 
     def close(self) -> dict[str, Adder]:
         """Those that one round does not leave far behind."""
-        self._go_round()
+        self._go_round(0.0)
         self._drop()
         return {name: self._adders[name] for name in self._left}
 
     def run(self, patience: float) -> dict[str, float]:
         """Seconds of a sum by each: of the leader what it mostly took, of each other as many times more as it was
         behind in the rounds that it was in."""
-        self._go_round()
-        while len(self._left) > 1 and self._spent + self._following() <= patience:
-            self._go_round()
-            if self._rounds.bit_count() == 1:  # who looks after every round finds chance to be on some side at last
+        self._go_round(0.0)
+        row = min(_ROW, patience / (2 * len(self._left)))
+        while len(self._left) > 1 and self._spent + self._each * len(self._left) <= patience:
+            self._go_round(row)
+            # Who looks after every round finds chance to be on some side at last.
+            if self._spent > _SOON and self._rounds.bit_count() == 1:
                 self._drop()
         leader = self._times[self._leader()]
         return {name: math.exp(_usual(leader) + behind(times, leader)[0]) for name, times in self._times.items()}
 
-    def _go_round(self) -> None:
-        """Each adds up, in the reverse order of the round before, so that what one leaves behind for the next falls on
-        all alike; as often as all others."""
-        before = max(self._times[name][-1] if self._rounds else math.inf for name in self._left)
+    def _go_round(self, row: float) -> None:
+        """Each adds up for so many seconds, once at least, in the reverse order of the round before, so that what one
+        leaves behind for the next falls on all alike; as often as all others."""
+        before, began = max(self._times[name][-1] if self._rounds else 0.0 for name in self._left), self._spent
         for name in self._left:
-            self._times[name] += self._meeting.time(self._adders[name], self._flat, before)
+            self._times[name] += self._meeting.time(self._adders[name], self._flat, before, row)
         self._spent = self._meeting.clock - self._started
+        self._each = (self._spent - began) / len(self._left)
         self._rounds += 1
         self._left.reverse()
 
@@ -142,11 +157,7 @@ class Race:
 
     def _may_lead(self, name: str, leader: str) -> bool:
         gap, error = behind(self._times[name], self._times[leader])
-        return self._spent < _SOON or gap - _SURE * error < -_LEVEL
-
-    def _following(self) -> float:
-        """Seconds of another round."""
-        return self._spent * len(self._left) / sum(map(len, self._times.values()))
+        return gap - _SURE * error < -_LEVEL
 
     def _leader(self) -> str:
         return min(self._left, key=lambda name: _usual(self._times[name]))
@@ -188,31 +199,33 @@ class Meeting:
     knows by how much the clock of each is ahead of its own. (A barrier lets some go before others have heard of it;
     over a long link, by as much as a sum takes.)"""
 
-    def __init__(self, links: Links) -> None:
-        self._links, self._others = links, range(1, links.size)
+    def __init__(self, links: Links, latency: float, alive: Callable[[], None]) -> None:
+        self._links, self._others, self._alive = links, range(1, links.size), alive
         self._ahead, self._away = [0.0] * links.size, 0.0
+        times = int(_ASKING / (2 * latency * len(self._others)))
         for other in self._others:
-            self._compare_clocks(other)
+            self._compare_clocks(other, max(1, min(times, _ASKED)))
+            alive()
         self._begin, self.clock = 0.0, 0.0
         """When the next sum begins, by the worker's own clock and by that of the first, which is the same for all."""
         self._agree([])
 
-    def time(self, adder: Adder, flat: torch.Tensor, before: float) -> list[float]:
-        """Seconds of a row of sums, as all workers know them: of the worker that took longest, for training waits for
-        it. There is time for half as much again as they took before, and nobody says a word between them: each would
-        disturb who is not done."""
+    def time(self, adder: Adder, flat: torch.Tensor, before: float, row: float) -> list[float]:
+        """Seconds of each sum in a row of so many, one at least, as all workers know them: of the worker that took
+        longest, for training waits for it. There is time for half as much again as they took before, and nobody says a
+        word between them: each would disturb who is not done."""
         begin, apart, took = self._begin, 1.5 * before + _HEARD, []
-        for _ in range(max(1, int(_ROW / apart))):
+        for _ in range(max(1, int(row / apart))):
             time.sleep(max(0.0, begin - time.monotonic()))
             adder.start(flat).wait()
             took.append(time.monotonic() - begin)
             begin += apart
         return self._agree(took)
 
-    def _compare_clocks(self, other: int) -> None:
+    def _compare_clocks(self, other: int, times: int) -> None:
         """The quickest of some answers says it best, for it came in the middle of its time (Mills 1991)."""
         links, rank = self._links, self._links.rank
-        asked = [torch.zeros(1, dtype=torch.float64) for _ in range(_ASKED)]
+        asked = [torch.zeros(1, dtype=torch.float64) for _ in range(times)]
         if rank == other:
             for question, arriving in [(each, links.receive(each, 0)) for each in asked]:
                 arriving.wait()
@@ -231,6 +244,7 @@ class Meeting:
     def _agree(self, own: list[float]) -> list[float]:
         """On the longest of all, and when to begin."""
         links = self._links
+        self._alive()
         said = torch.tensor([[0.0, 0.0, *own]] * links.size, dtype=torch.float64)
         if links.rank == 0:
             wait_for([links.receive(said[other], other) for other in self._others])
