@@ -7,6 +7,7 @@ import pytest
 
 from jobs import merge
 from program import slipstream, write_job
+from slipstream.fleet.failure import Failure, first_cause
 
 BASE: dict[str, Any] = {
     "name": "faulty",
@@ -112,3 +113,21 @@ def test_nonfinite_warn_goes_on(tmp_path):
     changes = {"model.args": {"fault": "nan", "rank": 1, "at": 5}, "train.on_nonfinite": "warn", "train.steps": 8}
     code, text = run_faulty(tmp_path, **changes)
     assert code == 0 and "warning: the loss of step 5 is nan" in text, text
+
+
+OOM = Failure(0, 3, "forward", "killed", "the worker was killed by signal 9 (SIGKILL)")
+ABORTED = Failure(1, 3, "exchange", "killed", "the worker was killed by signal 6 (SIGABRT)")
+RAISED = Failure(2, 3, "forward", "ValueError", "seven", time=2.0)
+LATER = Failure(3, 3, "forward", "ValueError", "eight", time=3.0)
+QUIT = Failure(4, 0, "program", "ended", "mine.py ended by itself with exit code 1", time=1.0)
+LOST = Failure(5, 3, "exchange", "DistNetworkError", "Failed to recv, got 0 bytes. Connection was likely closed.")
+
+
+@pytest.mark.parametrize("first, failures", [
+    (OOM, [ABORTED, RAISED, LOST, OOM]),
+    (RAISED, [QUIT, LOST, ABORTED, LATER, RAISED]),
+    (QUIT, [LOST, QUIT]),
+    (ABORTED, [LOST, ABORTED]),
+], ids=lambda found: found.error if isinstance(found, Failure) else "")  # fmt: skip
+def test_the_first_cause_is_named(first: Failure, failures: list[Failure]) -> None:
+    assert first_cause(failures) == first_cause(failures[::-1]) == first

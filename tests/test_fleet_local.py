@@ -10,6 +10,10 @@ import pytest
 from fleet import agent_of, jobs, losses, processes_of, steps_of, until
 from jobs import mlp_values
 from program import SLIPSTREAM, slipstream, start, write_job
+from slipstream.fleet.launch import Silence
+from slipstream.fleet.programs import ProgramWork
+from slipstream.fleet.watch import WorkersFailed
+from slipstream.runs import RunFolder
 
 DDP = """
 import sys
@@ -187,12 +191,39 @@ raise ValueError("seven")
 """
 
 
-def test_an_exception_counts_where_the_interpreter_aborts_after_it(tmp_path: Path) -> None:
-    """As it may with threads of a process group."""
-    (tmp_path / "aborts.py").write_text(ABORTS)
-    slipstream("submit", "aborts.py", "--on", "local", "--workers", "1", cwd=tmp_path)
-    said = slipstream("logs", "-f", "aborts-1", cwd=tmp_path)
+IGNORED = """
+import atexit
+
+class Held:
+    def __del__(self):
+        self.missing.close()
+
+held = Held()
+atexit.register(lambda: 1 / 0)
+raise ValueError("seven")
+"""
+
+
+@pytest.mark.parametrize("program", [ABORTS, IGNORED], ids=["aborts", "ignores"])
+def test_an_exception_counts_whatever_python_says_after_it(program: str, tmp_path: Path) -> None:
+    """It may abort, with threads of a process group, and ignore other exceptions on its way out."""
+    (tmp_path / "ends.py").write_text(program)
+    slipstream("submit", "ends.py", "--on", "local", "--workers", "1", cwd=tmp_path)
+    said = slipstream("logs", "-f", "ends-1", cwd=tmp_path)
     assert "rank 0 failed: ValueError: seven" in said.stdout, said.stdout
+
+
+def test_what_an_earlier_launch_said_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text("import sys\nprint('no such folder')\nsys.exit(1)\n")
+    slipstream("submit", "twice.py", "--on", "local", "--workers", "1", cwd=tmp_path)
+    run = RunFolder(tmp_path / "runs/twice-1")
+    until(lambda: not processes_of(tmp_path))
+    log = run.logs / "rank-0.log"
+    log.write_text("Traceback (most recent call last):\n  there\nValueError: before\n")
+    with pytest.raises(WorkersFailed) as failed:
+        ProgramWork.of(run, str(tmp_path)).lead(None, Silence(), os.open(os.devnull, os.O_RDONLY))
+    assert failed.value.failure.message == "twice.py ended by itself with exit code 1"
+    assert failed.value.failure.trace == "no such folder"
 
 
 def test_a_program_that_ends_without_an_exception(tmp_path: Path) -> None:

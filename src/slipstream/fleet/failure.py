@@ -61,14 +61,25 @@ def killed(rank: int, step: int, phase: str, code: int, who: str) -> Failure:
 
 
 def first_cause(failures: list[Failure]) -> Failure:
-    """The failure the others follow from: a death without a word, else the earliest that is not a lost connection."""
-    return min(failures, key=lambda failure: (failure.error != "killed", _is_echo(failure), failure.time))
+    """The failure the others follow from: a death without a word, else the earliest that is not a lost connection. Who
+    only gave up without a word, as a library does that has lost the others, comes after who says why."""
+
+    def order(failure: Failure) -> tuple[bool, bool, bool, float]:
+        gave_up = failure.error == "ended" or "(SIGABRT)" in failure.message
+        return failure.error != "killed" or gave_up, _is_echo(failure), gave_up, failure.time
+
+    return min(failures, key=order)
+
+
+_LOST = (
+    "closed by peer", "Connection reset", "Broken pipe", "Socket closed", "timed out", "connectFullMesh",
+    "got 0 bytes", "Connection was likely closed", "remote process exited",
+)  # fmt: skip
 
 
 def _is_echo(failure: Failure) -> bool:
     """Whether a failure only says that another worker is gone."""
-    lost = ("closed by peer", "Connection reset", "Broken pipe", "Socket closed", "timed out", "connectFullMesh")
-    return failure.error == "PeerStopped" or any(word in failure.message for word in lost)
+    return failure.error == "PeerStopped" or any(word in failure.message for word in _LOST)
 
 
 def hint(failure: Failure) -> str | None:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from slipstream.fleet import guard
@@ -25,6 +25,8 @@ _ADDRESSES = "SLIPSTREAM_ADDRESSES"
 """`host:port` of every rank."""
 _LAST_LINES, _LAST_BYTES = 25, 2**16
 """Of a log, in a report."""
+_NEAR = 100
+"""Lines at the end of a log in which an exception is what ended the program: libraries may say more after it."""
 _TRACEBACK, _RANK = "Traceback (most recent call last):", re.compile(r"^\[rank\d+\]: ")
 
 
@@ -52,6 +54,8 @@ class ProgramWork:
     program: Program
     home: str
     patience: float = _PATIENCE
+    logged: dict[int, int] = field(default_factory=dict)
+    """Bytes that each rank's log had when it was started here: of launches before."""
 
     @classmethod
     def of(cls, run: RunFolder, home: str) -> "ProgramWork":
@@ -97,11 +101,12 @@ class ProgramWork:
     def _crew(self, told: dict[str, str], scratch: Scratch, hold: list[int]) -> CrewHere:
         seats = self.program.workers
         return CrewHere(
-            lambda ranks, _: [self._process(rank, told) for rank in ranks], seats, scratch, hold, self._raised
+            lambda ranks, _: [self._process(rank, told) for rank in ranks], seats, scratch, hold, self._tell
         )
 
     def _process(self, rank: int, meeting: dict[str, str]) -> Process:
-        program = self.program
+        program, log = self.program, self._log(rank)
+        self.logged[rank] = log.stat().st_size if log.exists() else 0
         command = [sys.executable, "-u", program.script, *program.args]
         if program.mpi:
             root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -110,7 +115,7 @@ class ProgramWork:
             (rank,),
             [sys.executable, "-I", guard.__file__, *command],
             self._environment(rank, meeting),
-            self._log(rank),
+            log,
             folder=self.home,
         )
 
@@ -161,27 +166,30 @@ class ProgramWork:
         return Company(self.ranks_on(0), {}, meeting | gloo_at(here))
 
     def _explained(self, failure: Failure) -> Failure:
-        """One without an exception, with the last of what the program has said."""
+        """One that was killed, with the last of what the program has said."""
         if failure.error != "killed":
             return replace(failure, phase=PROGRAM)
-        message = failure.message.replace("the worker", self.program.script).removesuffix(" and no exception")
+        message = failure.message.replace("the worker", self.program.script)
         said = "\n".join(self._said(failure.rank)[-_LAST_LINES:])
         return replace(failure, phase=PROGRAM, error="ended", message=message, trace=said)
 
-    def _raised(self, rank: int, code: int) -> Failure | None:
-        """The exception that a rank ended with, by its log. (With torch's process group at work the interpreter may
-        abort instead of ending, after it has said so.)"""
-        exception = last_exception(said := self._said(rank)) if code in (1, -signal.SIGABRT) else None
-        if exception is None:
+    def _tell(self, rank: int, code: int) -> Failure | None:
+        """The exception that a rank ended with, by its log, or that it ended; nothing if it was killed. (With torch's
+        process group at work the interpreter may abort instead of ending, after it has said so.)"""
+        said = self._said(rank)
+        raised = last_exception(said) if code in (1, -signal.SIGABRT) else None
+        if raised is None and code < 0:
             return None
-        return Failure(rank, 0, PROGRAM, *exception, "\n".join(said[-_LAST_LINES:]), self._log(rank).stat().st_mtime)
+        error, message = raised or ("ended", f"{self.program.script} ended by itself with exit code {code}")
+        time = self._log(rank).stat().st_mtime
+        return Failure(rank, 0, PROGRAM, error, message, "\n".join(said[-_LAST_LINES:]), time)
 
     def _said(self, rank: int) -> list[str]:
-        """The end of its log."""
+        """The end of its log, of this launch."""
         if not self._log(rank).exists():
             return []
         with self._log(rank).open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+            log.seek(max(self.logged.get(rank, 0), log.seek(0, os.SEEK_END) - _LAST_BYTES))
             return log.read().decode(errors="replace").splitlines()
 
     def _log(self, rank: int) -> Path:
@@ -189,14 +197,14 @@ class ProgramWork:
 
 
 def last_exception(lines: Sequence[str]) -> tuple[str, str] | None:
-    """Name and message of the one that Python has written near the end of some lines, if any. torch writes the number
-    of the rank before each."""
+    """Name and message of the last one that Python has written near the end of some lines, if any, but for those that
+    it ignored. torch writes the number of the rank before each line."""
     bare = [_RANK.sub("", line) for line in lines]
-    if _TRACEBACK not in bare:
-        return None
-    begin = len(bare) - bare[::-1].index(_TRACEBACK)
-    end = next((place for place in range(begin, len(bare)) if bare[place] and not bare[place][0].isspace()), None)
-    if end is None or end < len(bare) - _LAST_LINES:
+    begins = [place for place, line in enumerate(bare) if line == _TRACEBACK]
+    heeded = [place for place in begins if not (place and bare[place - 1].startswith("Exception ignored"))]
+    after = range(heeded[-1] + 1, len(bare)) if heeded else ()
+    end = next((place for place in after if bare[place] and not bare[place][0].isspace()), None)
+    if end is None or end < len(bare) - _NEAR:
         return None
     name, _, message = bare[end].partition(": ")
     return name.rpartition(".")[2], message
