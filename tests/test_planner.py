@@ -115,6 +115,9 @@ def test_state_bytes_are_those_of_a_dry_run(layout, tied):
 def test_the_planner_knows_when_kernels_are_used():
     assert OURS.score_rows == linear_cross_entropy.ROWS
     assert style_of("bf16").turns_from == style_of("fp8").turns_from == rotary._WORTH < style_of("fp32").turns_from
+    for size in (16, 32, 48, 64, 80, 96, 100, 128):
+        model = DecoderModel(kind="decoder", layers=1, hidden=4 * size, heads=4)
+        assert work_of_decoder(model, 256, 64).in_one_pass == rotary.admits(size)
 
 
 def test_measured_steps_of_an_h200_are_predicted():

@@ -121,7 +121,8 @@ def _activations(work: Work, grid: Grid, batch: Number, style: Style) -> tuple[N
     along = np.where(style.sequence, grid.tensor, 1)
     compiled = 1.0 * style.compiles(grid)
     widened = (style.compiled - compiled) * _WIDE_NORMS * (np.asarray(style.stream_bytes) < 4)
-    turned = work.turned * ((tokens * (work.stream + 2 * work.keys) < style.turns_from) | (grid.recompute == 1))
+    many = tokens * (work.stream + 2 * work.keys) >= style.turns_from
+    turned = work.turned * (1 - (many & (grid.recompute != 1)) * np.asarray(work.in_one_pass))
     block = tokens * (
         (style.stream_bytes / along + style.kept_bytes / np.where(style.keeps_gathered, 1, along))
         * work.kept_stream

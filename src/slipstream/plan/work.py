@@ -3,13 +3,17 @@
 Every field may be a number or a numpy column of them, so that one formula serves one plan and a million candidates.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from slipstream.job.models import DecoderModel
 
 Number = Any
 """A float, or a numpy column of them."""
+
+
+_ONE_PASS = 32
+"""Of sizes of heads, which are powers of two, the smallest that can be turned so: train/kernels/rotary.py."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class Work:
     turned: Number = 0
     """Numbers for each token that rotary positions make: a compiler keeps them beside the whole projection, of which
     values are a part, where they are not made in one pass with values."""
+    in_one_pass: Number = 0
+    """1 where heads have a size that admits that."""
     matrices: tuple[Matrix, ...] = ()
     """What codecs make smaller: of all parameters those that are not biases, norms and the like."""
 
@@ -158,7 +164,9 @@ def work_of_decoder(model: DecoderModel, vocabulary: int, sequence: int) -> Work
     biases = bias * (hidden + 2 * hidden * kv_heads // model.heads + hidden + inward * inner + hidden)
     places = (model.context or sequence) if model.positions == "learned" else 0
     small = (2 * norm + biases, 0, norm)
-    return decoder_work(
+    size = hidden // model.heads
+    work = decoder_work(
         model.layers, hidden, model.heads, kv_heads, inner, inward, vocabulary, sequence, small, model.tied, places,
         model.positions == "rotary",
     )  # fmt: skip
+    return replace(work, in_one_pass=int(size >= _ONE_PASS and not size & (size - 1)))
