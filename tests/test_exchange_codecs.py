@@ -163,6 +163,7 @@ def test_a_step_that_does_not_count_leaves_no_trace(pool: Pool, documents: Path,
         ("none", ["exchange.codec", "to have none, leave it out"]),
         ({"name": "randomk", "part": "0.0001%"}, ["part", "at least 0.001"]),
         ({"name": "onebit", "warmup": "100%"}, ["exchange.codec", "the whole run"]),
+        ({"name": "onebit", "warmup": "97%"}, ["exchange.codec.warmup", "the whole run of 240 samples"]),
         ({"name": "onebit", "warmup": "240 samples"}, ["exchange.codec.warmup", "the whole run of 240 samples"]),
     ],
     ids=str,
@@ -182,6 +183,8 @@ def test_what_would_code_nothing_is_refused(documents: Path, tmp_path: Path) -> 
     assert "exchange.codec.warmup 1000000 samples is the whole run" in refused(values, tmp_path)
     thin = dump(coded_job(documents, {"name": "powersgd", "rank": 64}))
     assert "exchange.codec.rank 64: no matrix of this model is so large" in refused(thin, tmp_path)
+    dry = slipstream("train", write_job(tmp_path, thin), "--workers", "2", "--dry-run", cwd=tmp_path)
+    assert dry.returncode == 2 and "exchange.codec.rank 64" in dry.stderr, dry.stdout + dry.stderr
     few = {**dump(mlp_job()), "exchange": {"codec": {"name": "int8"}}}
     assert "exchange.codec int8: no matrix of this model has 1024 numbers" in refused(few, tmp_path)
 

@@ -361,6 +361,9 @@ def test_an_override_goes_into_what_was_written_as_a_name_alone(tmp_path: Path) 
     job = load_job(path, ["exchange.codec.part=10%", "train.schedule=cosine", "train.schedule.floor=10%"])
     assert job.exchange.codec == TopK(name="topk", part=0.1)
     assert (job.train.schedule.decay, job.train.schedule.floor) == ("cosine", 0.1)
+    [problem] = problems_of(write(tmp_path, changed(TEXT, "train:", "exchange: local\ntrain:")), "exchange.every=4")
+    assert problem.key == "exchange.every" and "belongs to local" in problem.message, "exchange has no short form"
+    path = write(tmp_path, changed(TEXT, "train:", "exchange: {codec: topk}\ntrain:"))
     [problem] = problems_of(path, "exchange.codec.rank=2")
     assert problem.key == "exchange.codec.rank" and "belongs to powersgd" in problem.message
 

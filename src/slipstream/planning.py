@@ -67,7 +67,7 @@ def plan(
             raise RunError("--calibrate has no effect with --here: runs on this machine correct its predictions anyway")
         scale = _scale_of(find_run(calibrate)) if calibrate else 1.0
         work = work_of(loaded)
-        refuse(coding_nothing(loaded.exchange.codec, [(each.n, each.k) for each in work.matrices]))
+        _refuse_useless_codec(loaded, work)
         wanted = wanted_of(loaded, work, _length(loaded))
         if here:
             return choose(wanted, _search_here(loaded, wanted), objective, count, SURE_CALIBRATED)
@@ -239,6 +239,7 @@ def plan_here(job: Job, workers: int | None, before: Plan | None) -> Plan:
         return before  # a run goes on as it began
     wanted = _wanted_if_known(job)
     try:
+        _refuse_useless_codec(job)
         layout = _best_layout_here(job, wanted, workers) if job.layout.auto and wanted else None
         plan = make_plan(job, this_machine(), workers, layout)
         if before and before.layout == plan.layout:
@@ -290,14 +291,21 @@ def _best_there(job: Job, machine: Machine, counts: range) -> "Prospect | None":
 
 
 def _wanted_if_known(job: Job) -> "Wanted | None":
-    """The job in numbers, where that needs neither its data nor its model built: a decoder with a known vocabulary. It
-    is meant for steps after the warm-up of a codec, because the length of the run may not be known."""
-    from slipstream.plan.wanted import decoder_of, wanted_of
+    """The job in numbers, where its work is known. It is meant for steps after the warm-up of a codec, because the
+    length of the run may not be known."""
+    from slipstream.plan.wanted import wanted_of
 
-    vocabulary = getattr(job.model, "vocabulary", None) or getattr(job.data, "vocabulary", None)
-    work = decoder_of(job, vocabulary) if vocabulary else None
+    work = _work_if_known(job)
     wanted = wanted_of(job, work, job.train.batch) if work else None
     return replace(wanted, agreement=replace(wanted.agreement, plainly=0.0)) if wanted else None
+
+
+def _work_if_known(job: Job) -> "Work | None":
+    """What a step consists of, where that needs neither data nor a built model: a decoder with a known vocabulary."""
+    from slipstream.plan.wanted import decoder_of
+
+    vocabulary = getattr(job.model, "vocabulary", None) or getattr(job.data, "vocabulary", None)
+    return decoder_of(job, vocabulary) if vocabulary else None
 
 
 def _best_layout_here(job: Job, wanted: "Wanted", workers: int | None) -> "Layout | None":
@@ -311,9 +319,16 @@ def _best_layout_here(job: Job, wanted: "Wanted", workers: int | None) -> "Layou
 
 def _make_plan(job: Job, workers: int | None, machine: Machine | None = None, layout: Layout | None = None) -> Plan:
     try:
+        _refuse_useless_codec(job)
         return make_plan(job, machine or this_machine(), workers, layout)
     except ValueError as error:
         raise LateRefusal(job, str(error)) from error
+
+
+def _refuse_useless_codec(job: Job, work: "Work | None" = None) -> None:
+    """Before machines are rented. What must be built to be looked at, workers look at."""
+    if job.exchange.codec and (known := work or _work_if_known(job)):
+        refuse(coding_nothing(job.exchange.codec, [(each.n, each.k) for each in known.matrices]))
 
 
 def read_plan(run: RunFolder) -> Plan | None:

@@ -141,13 +141,14 @@ def is_worth_coding(codec: AnyCodec, rows: Any, columns: Any) -> Any:
     return large
 
 
-def never_coding(codec: AnyCodec | None, samples: int) -> list[str]:
-    """Why a run of so many samples ends before its codec, if it has one, codes anything; nothing if it does not."""
-    if codec is None or codec.warmup.samples(samples) < samples:
+def never_coding(codec: AnyCodec | None, samples: int, last: int) -> list[str]:
+    """Why a run of so many samples, whose last step begins after `last` of them, ends before its codec, if it has one,
+    codes anything; nothing if it does not."""
+    if codec is None or codec.warmup.samples(samples) <= last:
         return []
     return [
-        f"exchange.codec.warmup {codec.warmup} is the whole run of {samples} samples: nothing would ever be coded; "
-        "make it shorter, or leave out the codec"
+        f"exchange.codec.warmup {codec.warmup} is the whole run of {samples} samples, up to its last step: nothing "
+        "would ever be coded; make it shorter, or leave out the codec"
     ]
 
 

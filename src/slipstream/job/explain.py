@@ -129,6 +129,8 @@ def _wrong_choice(detail: ErrorDetails, place: _Place) -> tuple[KeyPath, str]:
         return path, needs + _CHOOSERS[setting]
     if setting == "data":
         return path, _unknown_source(value["source"])
+    if setting == "codec" and value == "none":
+        return path, "to have none, leave it out"
     return path, _not_valid(written.get(key, value), detail["ctx"]["expected_tags"])
 
 
@@ -163,15 +165,13 @@ def _unknown_key(key: str, place: _Place) -> str:
 
 
 def _chooser(place: _Place) -> str:
-    key = CHOSEN_BY.get(str(place.path[-2])) if len(place.path) > 1 else None
-    return f" (set {key})" if key else ""
+    """Of the one section whose kind need not be written."""
+    return " (set kind)" if place.path[:-1] == ["exchange"] else ""
 
 
 def _not_valid(value: Any, expected: str) -> str:
     valid = [part.strip(" '").replace("True", "true") for part in expected.replace(" or ", ", ").split(",")]
     hint = " in quotes" if value in valid else nearest(str(value), valid)
-    if value == "none":
-        hint = "; to have none, leave it out"
     return f"{shown(value)} is not a valid choice{hint}; valid: {', '.join(valid)}"
 
 

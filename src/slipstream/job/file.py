@@ -187,6 +187,10 @@ def _walk(node: yaml.Node | None, path: KeyPath, lines: _Lines) -> Iterator[Prob
             yield from _walk(value, (*path, index), lines)
 
 
+_SHORT = ("train.optimizer", "train.task", "train.schedule", "exchange.codec")
+"""What may be written as a name alone."""
+
+
 def _apply(values: dict[str, Any], override: str, lines: _Lines) -> list[Problem]:
     """`--set train.batch=64`: the value is YAML."""
     key, equals, text = override.partition("=")
@@ -200,7 +204,7 @@ def _apply(values: dict[str, Any], override: str, lines: _Lines) -> list[Problem
         return [Problem(where, ".".join(keys), f"the value {text!r} is not valid YAML")]
     target = values
     for depth, part in enumerate(keys[:-1], start=1):
-        if isinstance(target.get(part), str) and part in CHOSEN_BY:  # its short form
+        if isinstance(target.get(part), str) and ".".join(keys[:depth]) in _SHORT:
             target[part] = {CHOSEN_BY[part]: target[part]}
         if not isinstance(target.get(part), dict):
             target[part] = {}

@@ -281,10 +281,12 @@ class Job(Section):
         return problems
 
     def _codec_problems(self) -> list[str]:
-        """A codec that the run would end before; of epochs only the data tells how long they are."""
-        if self.train.epochs is not None or (self.train.tokens and not self.on_text):
+        """A codec that the run would end before; where only the data tells how long that is, or batches grow, the
+        workers look."""
+        if self.train.epochs is not None or (self.train.tokens and not self.on_text) or self.train.ramp:
             return []
-        return never_coding(self.exchange.codec, total_samples(self, 0))
+        before = (total_samples(self, 0) - 1) // self.train.batch * self.train.batch
+        return never_coding(self.exchange.codec, before + self.train.batch, before)
 
     @property
     def _has_batch_norm(self) -> bool:
