@@ -62,7 +62,7 @@ def try_ways() -> Tried:
     """Where all ways together take so long that a round with less comes first for the larger bucket."""
     network = Network(nodes=tuple(rank // 3 for rank in range(max(WORKERS))), latency=1e-5, bandwidth=1e9)
     with patch("slipstream.train.exchange.adding.timing._LONG", 0.005):
-        return time_ways(network, ALGORITHMS, dict.fromkeys(BUCKETS, 1.0), lambda: None)
+        return time_ways(network, ALGORITHMS, dict.fromkeys(BUCKETS, 1.0), lambda: True)
 
 
 def serve(rank: int, store: str, results: Any) -> None:
@@ -151,7 +151,7 @@ def test_a_longer_run_has_longer_trials_of_few_sizes(
 class Clock:
     """A meeting whose sums take as long as it says."""
 
-    clock = 0.0
+    clock, over = 0.0, False
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
         self.seconds = seconds

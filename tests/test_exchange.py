@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +13,10 @@ from unittest.mock import patch
 import pytest
 import yaml
 
+from fleet import until
 from jobs import mlp_job
 from pool import Pool, forget_after
-from program import slipstream, write_job
+from program import slipstream, start, write_job
 from slipstream.fleet.scratch import Scratch
 from slipstream.fleet.workers import Workers
 from slipstream.job import dump
@@ -78,7 +81,9 @@ def test_what_auto_has_measured_stays_with_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv(NODES, "a,b,c")
     job = dump(mlp_job(**SHORT, **{"train.precision": "fp32", "layout.replicate": 3}))
     done = slipstream("train", write_job(tmp_path, job), "--run-dir", "run", cwd=tmp_path)
-    assert done.returncode == 0 and "links between machines: " in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and re.search("links between machines: .*\ngradients are added up by ", done.stdout), (
+        done.stdout + done.stderr
+    )
     run = RunFolder(tmp_path / "run")
     whole, network = read(run), yaml.safe_load(run.plan.read_text())["network"]
     assert network["nodes"] == [0, 1, 2] and network["latency"] > 0 and network["bandwidth"] > 0
@@ -89,6 +94,24 @@ def test_what_auto_has_measured_stays_with_the_run(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load(run.plan.read_text())["network"] == network
     assert read(run) == whole
+
+
+def test_ctrl_c_ends_trials(tmp_path, monkeypatch):
+    monkeypatch.setenv(NODES, "a,b")
+    job = dump(mlp_job(**{**SHORT, "train.steps": 5_000_000}, **{"train.precision": "fp32", "layout.replicate": 2}))
+    program, run = start("train", write_job(tmp_path, job), "--run-dir", "run", cwd=tmp_path), tmp_path / "run"
+    until(lambda: "network" in kinds(run))
+    program.send_signal(signal.SIGINT)
+    said = program.communicate(timeout=120)[0]
+    assert program.returncode == 130 and "interrupted" in said, said
+    assert yaml.safe_load(RunFolder(run).plan.read_text())["network"] is None and "adding up" not in kinds(run)
+    assert [line[0] for line in read(RunFolder(run))] == [1], "what it needs for a checkpoint"
+
+
+def kinds(run: Path) -> list[str]:
+    """Of the events so far."""
+    events = run / "events.jsonl"
+    return [json.loads(line)["event"] for line in events.read_text().splitlines()] if events.exists() else []
 
 
 def read(run: RunFolder) -> list[tuple[Any, ...]]:

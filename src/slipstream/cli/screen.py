@@ -48,6 +48,8 @@ class Screen:
                 self._begin(event)
             elif event["event"] == "network":
                 self.say(_network_in_words(event))
+            elif event["event"] == "adding up":
+                self.say(_ways_in_words(event["ways"]))
             elif event["event"] == "warning":
                 self.say(f"warning: {event['text']}")
             elif event["event"] == "restart":
@@ -107,6 +109,13 @@ def _network_in_words(event: dict[str, Any]) -> str:
     links = f"links between machines: {event['latency'] * 1e3:.3g} ms, {event['bandwidth'] / 1e6:,.3g} MB/s"
     seconds = max(1.0, event["seconds"])
     return f"{links}; which way of adding up is the quickest is tried now, for about {seconds:.0f} s"
+
+
+def _ways_in_words(ways: dict[str, str]) -> str:
+    """Of those with one way, the size of the largest bucket is enough."""
+    if len(set(ways.values())) == 1:
+        return f"gradients are added up by {next(iter(ways.values()))}"
+    return "gradients are added up by " + ", ".join(f"{way} ({int(size) / 1e6:,.3g} MB)" for size, way in ways.items())
 
 
 def _restart_in_words(event: dict[str, Any]) -> str:

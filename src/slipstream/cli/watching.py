@@ -14,14 +14,20 @@ from slipstream.runs import RunFolder
 from slipstream.runs.result import Result
 
 
+def _ended_at_once(run: RunFolder | None) -> str:
+    if run is None:
+        return "ended at once"
+    does = "goes on" if any(run.checkpoints.glob("*")) else "begins anew, as there is no checkpoint yet"
+    return f"ended at once; `slipstream resume {run.path}` {does}"
+
+
 def watch(start: Callable[[Watcher], Result], as_json: bool) -> None:
     """Show a run from its plan to its result; with `as_json` only the result, as JSON."""
     screen = Silence() if as_json else Screen()
     try:
         result = start(screen)
     except KeyboardInterrupt:
-        run = screen.run
-        print(f"ended at once; `slipstream resume {run.path}` goes on" if run else "ended at once", file=sys.stderr)
+        print(_ended_at_once(screen.run), file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         screen.close()

@@ -48,11 +48,12 @@ class Control:
         self._job = job
         self._began = time.monotonic() - spent
         self._saved = time.monotonic()
-        self._interrupted = False
+        self.interrupted = False
+        """Whether somebody wishes to stop."""
 
     def interrupt(self) -> None:
         """Ask for a checkpoint and a stop after the step under way. Safe in a signal handler."""
-        self._interrupted = True
+        self.interrupted = True
 
     def saved(self) -> None:
         """A checkpoint was just taken."""
@@ -66,7 +67,7 @@ class Control:
         Gradients are exchanged `meanwhile`: over a slow link the way there and back is as long for a number. What comes
         back is where the losses are.
         """
-        wishes = [self._interrupted, False, False, not has_data, False]
+        wishes = [self.interrupted, False, False, not has_data, False]
         if world.rank == 0:  # clocks differ; one decides
             wishes[1:3] = [self._past_deadline(), self._past_budget()]
             wishes[-1] = self._save_due()

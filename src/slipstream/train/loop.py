@@ -57,7 +57,7 @@ def train(
         plain = build_to_split(job, dataset.facts, world.device, weight_dtype(plan))
         parameters = sum(weight.numel() for weight in plain.parameters())
         steps = timeline_of(job, dataset).steps
-        plan = know_network(job, plan, run, world, pulse, list(plain.parameters()), steps)
+        plan = know_network(job, plan, run, world, list(plain.parameters()), steps, lambda: _goes_on(pulse, control))
         trial = Trial(plain, job, plan, dataset, world.device)
         here = (Served if isinstance(job.exchange, Server) else Learner)(job, plan, world, pulse, plain, dataset)
         model, batches, timeline = here.model, here.batches, here.batches.timeline
@@ -121,6 +121,12 @@ def train(
         raise batches.lost or PeerStopped("another worker could not have its samples")
     early = tally.stopped if tally.progress.step < timeline.steps else None
     return Trained(plain, dataset.facts, tally.progress, parameters, early)
+
+
+def _goes_on(pulse: Pulse, control: Control) -> bool:
+    """A sign of life from what takes long, and whether nobody wishes to stop."""
+    pulse.beat()
+    return not control.interrupted
 
 
 def _restore(path: Path, model: SplitModel, update: Update, world: World) -> Progress:

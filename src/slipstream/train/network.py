@@ -1,6 +1,7 @@
 """What is between the workers: how quick the links between machines are."""
 
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -9,8 +10,9 @@ from torch import Tensor, nn
 from slipstream.job import Job
 from slipstream.job.exchange import Local, Summing
 from slipstream.plan import Network, Plan
-from slipstream.runs import Pulse, RunFolder, write_yaml
+from slipstream.runs import RunFolder, write_yaml
 from slipstream.train.exchange.adding import ALGORITHMS
+from slipstream.train.exchange.adding.choose import choose
 from slipstream.train.exchange.adding.links import Links, segments, wait_for
 from slipstream.train.exchange.adding.timing import seconds_of, time_ways, trials_of
 from slipstream.train.exchange.allreduce import fill_buckets
@@ -23,10 +25,16 @@ _ROUNDS = 6
 
 
 def know_network(
-    job: Job, plan: Plan, run: RunFolder, world: World, pulse: Pulse, weights: list[nn.Parameter], steps: int
+    job: Job,
+    plan: Plan,
+    run: RunFolder,
+    world: World,
+    weights: list[nn.Parameter],
+    steps: int,
+    goes_on: Callable[[], bool],
 ) -> Plan:
     """The plan with what the exchange of these weights' gradients, in so many steps, must know of the network. It is
-    learned once, and kept in the run's plan."""
+    learned once, and kept in the run's plan; if somebody wishes to stop before it is, a resume learns it."""
     setting = job.exchange
     if not isinstance(setting, Summing) or setting.algorithm not in ("auto", "hierarchical"):
         return plan
@@ -41,8 +49,12 @@ def know_network(
         seconds = seconds_of(trials, network)
         if world.rank == 0:
             run.event("network", latency=network.latency, bandwidth=network.bandwidth, seconds=seconds)
-        sums = time_ways(network, ALGORITHMS, trials, pulse.beat)
+        sums = time_ways(network, ALGORITHMS, trials, goes_on)
+        if sums is None:
+            return plan
         network = network.model_copy(update={"sums": sums})
+        if world.rank == 0:
+            run.event("adding up", ways={size: choose(size, network.nodes, network) for size in trials})
     plan = plan.model_copy(update={"network": network})
     if world.rank == 0:
         write_yaml(run.plan, plan.model_dump(mode="json"))

@@ -73,10 +73,10 @@ def seconds_of(trials: dict[int, float], network: Network) -> float:
 
 
 def time_ways(
-    network: Network, ways: dict[str, Algorithm], trials: dict[int, float], alive: Callable[[], None]
-) -> dict[str, dict[int, float]]:
-    """Seconds by way and size, found out in trials that take so many seconds for each size, or somewhat more; a sign
-    of life now and then. All workers must call it."""
+    network: Network, ways: dict[str, Algorithm], trials: dict[int, float], goes_on: Callable[[], bool]
+) -> dict[str, dict[int, float]] | None:
+    """Seconds by way and size, found out in trials that take so many seconds for each size, or somewhat more; nothing
+    if a worker is told that it need not go on, which it asks now and then. All workers must call it."""
     group = dist.group.WORLD
     assert group is not None and network.latency, "there are several workers, and links between them"
     links = Links(group, network.nodes)
@@ -86,12 +86,14 @@ def time_ways(
         adder.start(torch.zeros(_first_size(max(trials), network) // 4)).wait()
     found: dict[str, dict[int, float]] = {}
     for size, patience in trials.items():
-        meeting = Meeting(links, network.latency, alive)  # anew, because clocks drift apart
+        meeting = Meeting(links, network.latency, goes_on)  # anew, because clocks drift apart
         some = {name: adders[name] for name in worth_trying(size, network)}
         if (less := _first_size(size, network)) <= size // 4:  # or else it takes longer than it saves
             some = Race(some, less, meeting).close()
         for name, seconds in Race(some, size, meeting).run(patience).items():
             found.setdefault(name, {})[size] = seconds
+        if meeting.over:
+            return None
     return found
 
 
@@ -131,7 +133,7 @@ class Race:
         behind in the rounds that it was in."""
         self._go_round(0.0)
         row = min(_ROW, patience / (2 * len(self._left)))
-        while len(self._left) > 1 and self._spent + self._each * len(self._left) <= patience:
+        while len(self._left) > 1 and not self._meeting.over and self._following() <= patience:
             self._go_round(row)
             # Who looks after every round finds chance to be on some side at last.
             if self._spent > _SOON and self._rounds.bit_count() == 1:
@@ -149,6 +151,10 @@ class Race:
         self._each = (self._spent - began) / len(self._left)
         self._rounds += 1
         self._left.reverse()
+
+    def _following(self) -> float:
+        """Seconds spent, after another round."""
+        return self._spent + self._each * len(self._left)
 
     def _drop(self) -> None:
         """Those that are sure to be no better than the leader, or by little."""
@@ -199,13 +205,15 @@ class Meeting:
     knows by how much the clock of each is ahead of its own. (A barrier lets some go before others have heard of it;
     over a long link, by as much as a sum takes.)"""
 
-    def __init__(self, links: Links, latency: float, alive: Callable[[], None]) -> None:
-        self._links, self._others, self._alive = links, range(1, links.size), alive
+    def __init__(self, links: Links, latency: float, goes_on: Callable[[], bool]) -> None:
+        self._links, self._others, self._goes_on = links, range(1, links.size), goes_on
         self._ahead, self._away = [0.0] * links.size, 0.0
         times = int(_ASKING / (2 * latency * len(self._others)))
         for other in self._others:
             self._compare_clocks(other, max(1, min(times, _ASKED)))
-            alive()
+            goes_on()
+        self.over = False
+        """Whether a worker need not go on."""
         self._begin, self.clock = 0.0, 0.0
         """When the next sum begins, by the worker's own clock and by that of the first, which is the same for all."""
         self._agree([])
@@ -242,10 +250,9 @@ class Meeting:
             self._away = max(self._away, quickest)
 
     def _agree(self, own: list[float]) -> list[float]:
-        """On the longest of all, and when to begin."""
+        """On the longest of all, when to begin, and whether to go on."""
         links = self._links
-        self._alive()
-        said = torch.tensor([[0.0, 0.0, *own]] * links.size, dtype=torch.float64)
+        said = torch.tensor([[0.0, 0.0, not self._goes_on(), *own]] * links.size, dtype=torch.float64)
         if links.rank == 0:
             wait_for([links.receive(said[other], other) for other in self._others])
             begin = time.monotonic() + self._away + _HEARD
@@ -257,5 +264,6 @@ class Meeting:
             heard = links.receive(said[0], 0)
             links.send(said[links.rank], 0).wait()
             heard.wait()
-        self.clock, self._begin, *longest = said[0].tolist()
+        self.clock, self._begin, over, *longest = said[0].tolist()
+        self.over = bool(over)
         return longest
