@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.job import Job
-from slipstream.job.base import refuse
-from slipstream.job.codecs import coding_nothing
 from slipstream.job.data import reset_of
 from slipstream.job.exchange import is_balanced
 from slipstream.job.job import BATCH_NORM_BALANCED, BATCH_NORM_ON_SERVERS
@@ -18,7 +16,6 @@ from slipstream.plan import Plan
 from slipstream.runs import Pulse
 from slipstream.train import tasks
 from slipstream.train.batches import MicroBatch, Share, as_model_takes, seed_everything
-from slipstream.train.exchange.adding import matrices_of
 from slipstream.train.kernels.attention import use_fastest
 from slipstream.train.models import is_built_in
 from slipstream.train.models.batchnorm import synchronise_batch_norm
@@ -49,7 +46,6 @@ class Worker:
                 "layout.micro_batch would change the curve: this model has batch norm, "
                 "which takes its statistics over the whole batch; remove the setting"
             )
-        refuse(coding_nothing(job.exchange.codec, matrices_of(plain)))
         if isinstance(plain, Decoder) and world.device.type == "cuda":
             _choose_attention(plain, job, plan, world.device)
         self.model = SplitModel(plain, job, plan, world.rank, world.device, self._keys, self._around)

@@ -10,12 +10,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from slipstream.job import Job
+from slipstream.job.base import refuse
+from slipstream.job.codecs import coding_nothing
 from slipstream.job.data import reset_of
 from slipstream.job.models import HuggingFaceModel, ImportModel
 from slipstream.plan import Plan
 from slipstream.plan.stages import balance
 from slipstream.train.compiled import await_compiler, compile_model
 from slipstream.train.exchange import Exchange, build_exchange
+from slipstream.train.exchange.adding import matrices_of
 from slipstream.train.exchange.base import Sum
 from slipstream.train.exchange.local import Local
 from slipstream.train.kernels.layers import choose_products
@@ -38,6 +41,7 @@ class SplitModel:
     def __init__(
         self, model: nn.Module, job: Job, plan: Plan, rank: int, device: torch.device, keys: SampleKeys, around: Around
     ) -> None:
+        refuse(coding_nothing(job.exchange.codec, matrices_of(model)))
         layout = plan.layout
         self.layout, self.groups, self.keys = layout, Groups(layout, rank), keys
         self.place = self.groups.place
