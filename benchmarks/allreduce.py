@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, alternate, console, facts, save, show
+from common import RESULTS, Stolen, alternate, console, facts, save, show
 from network import Network, hosts, missing
 from slipstream.fleet.workers import KEEP_MEMORY
 
@@ -76,7 +76,7 @@ def measure(case: Case) -> dict[str, Any]:
     context = mp.get_context("fork")  # torch is imported once
     size = len(case.nodes)
     meeting = Meeting(context.Barrier(size), context.Value("d"), context.Array("d", size))
-    results = context.SimpleQueue()
+    results, stolen = context.SimpleQueue(), Stolen()
     with hosts(case.hosts, delay=case.delay) as network, tempfile.TemporaryDirectory(prefix="bench-") as folder:
         store = f"file://{folder}/store"
         arguments = [(case, rank, network, store, meeting, results) for rank in range(size)]
@@ -93,7 +93,7 @@ def measure(case: Case) -> dict[str, Any]:
             for process in processes:
                 process.kill()
                 process.join()
-    return found
+    return {**found, "stolen": stolen.part}
 
 
 def work(case: Case, rank: int, network: Network, store: str, meeting: Meeting, results: Any) -> None:
@@ -196,6 +196,7 @@ def summarise(case: Case, found: dict[str, Any]) -> list[dict[str, Any]]:
                 "bandwidth": found["network"]["bandwidth"],
                 "tried": found["network"]["sums"],
                 "trying": round(found["trying"], 2),
+                "stolen": found["stolen"],
             }
         )
     return rows
@@ -216,6 +217,7 @@ def show_case(case: Case, rows: list[dict[str, Any]]) -> None:
     first = rows[0]
     links = f"{first['latency'] * 1e3:.2f} ms, {first['bandwidth'] / 1e6:.0f} MB/s"
     console.print(f"measured at the start: {links}; ways were tried for {first['trying']:.1f} s")
+    console.print(f"time that others took of the processors: {first['stolen']:.1%}")
     show(
         f"{case}: ms of a sum, the median of some rounds (and what lies between the quartiles, as a part of it)",
         ["size", *case.sides, "rounds", "auto takes", "best / auto", "by best rounds", "gloo / auto", "ring / tree"],
