@@ -80,7 +80,7 @@ class Local(Summing):
     outer: Outer = Outer()
     """How the weights that all agree on move by the mean of what the workers have changed. Default: all the way, which
     is the mean of their weights. DiLoCo: {lr: 0.7, momentum: 0.9, nesterov: true}, for long runs; for short ones less
-    momentum (0.5)."""
+    momentum (0.4)."""
     overlap: CountOrZero = 0
     """Steps during which an exchange travels while workers go on (as in Douillard et al. 2025, arXiv 2501.18512); a
     fixed number, so that the curve does not depend on the network. 0: they wait."""
