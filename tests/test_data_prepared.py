@@ -192,11 +192,13 @@ def test_two_preparations_of_one_folder(text: Path, dataset: Path, tmp_path: Pat
 
 
 def test_a_preparation_that_is_stopped_says_that_it_goes_on(text: Path, tmp_path: Path) -> None:
-    dest = tmp_path / "dataset"
-    command = [SLIPSTREAM, "data", "prepare", str(text), str(dest), "--vocabulary", "300", "--shard", "1"]
+    """It is stopped as soon as it holds its folder, with so much to do that it cannot be done before it hears of it."""
+    dest, much = tmp_path / "dataset", tmp_path / "much.jsonl"
+    much.write_text(10 * text.read_text())
+    command = [SLIPSTREAM, "data", "prepare", str(much), str(dest), "--vocabulary", "300", "--shard", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 120
-    while not list(dest.glob("shard-*.bin")) and process.poll() is None and time.monotonic() < until:
+    while not (dest / ".lock").exists() and process.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
