@@ -112,7 +112,7 @@ def _network_in_words(event: dict[str, Any]) -> str:
 
 
 def _ways_in_words(ways: dict[str, str]) -> str:
-    """Of those with one way, the size of the largest bucket is enough."""
+    """With the sizes of buckets, where these decide."""
     if len(set(ways.values())) == 1:
         return f"gradients are added up by {next(iter(ways.values()))}"
     return "gradients are added up by " + ", ".join(f"{way} ({int(size) / 1e6:,.3g} MB)" for size, way in ways.items())

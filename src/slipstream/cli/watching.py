@@ -11,13 +11,14 @@ from slipstream.api import Silence, Watcher
 from slipstream.cli.errors import INTERRUPTED, stopped_code
 from slipstream.cli.screen import Screen, show_next, show_result
 from slipstream.runs import RunFolder
+from slipstream.runs.checkpoints import whole_checkpoints
 from slipstream.runs.result import Result
 
 
 def _ended_at_once(run: RunFolder | None) -> str:
     if run is None:
         return "ended at once"
-    does = "goes on" if any(run.checkpoints.glob("*")) else "begins anew, as there is no checkpoint yet"
+    does = "goes on" if whole_checkpoints(run.checkpoints) else "begins anew, as there is no checkpoint yet"
     return f"ended at once; `slipstream resume {run.path}` {does}"
 
 

@@ -37,11 +37,14 @@ class Progress:
     """Asynchronous: batches before the last that are in no update yet; a resume begins with them."""
 
 
+def whole_checkpoints(folder: Path) -> list[Path]:
+    """The oldest first. One without a manifest is unfinished: the run ended while it was being written."""
+    return sorted(path for path in folder.glob("step-*") if (path / MANIFEST).exists())
+
+
 def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path | None:
     """The newest whole checkpoint. Damaged ones are passed over, with a warning that says so."""
-    for path in sorted(folder.glob("step-*"), reverse=True):
-        if not (path / MANIFEST).exists():
-            continue  # unfinished: the run ended while it was being written
+    for path in reversed(whole_checkpoints(folder)):
         damage = find_damage(path)
         if damage is None:
             return path
@@ -89,7 +92,7 @@ def seal(path: Path, progress: Progress, files: Files) -> None:
 
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest whole checkpoints, and what unfinished writes left behind."""
-    whole = sorted(path for path in folder.glob("step-*") if (path / MANIFEST).exists())
+    whole = whole_checkpoints(folder)
     stored = folder / STORED
     on_their_way = [path for path in whole if path.name > stored.read_text()] if stored.exists() else []
     for path in set(folder.glob("step-*")) - {*whole[-keep:], *on_their_way}:
