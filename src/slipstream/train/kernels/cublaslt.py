@@ -7,10 +7,11 @@ to 10% where rows are short (768).
 """
 
 import ctypes
+from collections.abc import Callable
 from contextlib import suppress
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -28,9 +29,13 @@ _TURN_LEFT, _TURN_RIGHT, _EPILOGUE, _BIAS, _KEPT, _KEPT_WIDTH = 3, 4, 7, 8, 11, 
 _WORKSPACE = 1  # cublasLtMatmulPreferenceAttributes_t
 _WORKSPACE_BYTES = 32 * 2**20
 _WAYS, _TRIES = 8, 5
+_DEVICE = "cuda"
+"""The kind of device that it computes on."""
 _EVEN, _ALIGNED = 8, 256
 """Sizes are multiples of the first, and addresses, in bytes, of the second."""
 _ONE, _ZERO = c_float(1.0), c_float(0.0)
+_stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+"""A GPU's number to its stream; `torch.cuda.current_stream` takes thirty times as long."""
 
 
 class _Way(ctypes.Structure):
@@ -74,21 +79,38 @@ def _version() -> int:
     return int(version())
 
 
-def _takes(*matrices: Tensor) -> bool:
-    """Whether it is here and multiplies such matrices: bf16 on a GPU, beginning where it expects."""
-    if _library() is None or any(not t.is_cuda or t.dtype != torch.bfloat16 for t in matrices):
-        return False
-    return all(_lies(t) and not (t.shape[0] | t.shape[1]) % _EVEN and not t.data_ptr() % _ALIGNED for t in matrices)
+class _Matrix(NamedTuple):
+    """How one is given."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
 
 
-def _lies(matrix: Tensor) -> bool:
-    """Row after row, or column after column."""
-    return matrix.is_contiguous() or matrix.T.is_contiguous()
+def _turned(matrix: _Matrix) -> bool | None:
+    """Whether it lies in memory as its transpose; none where it lies in neither way, or is of other sizes."""
+    rows, columns = matrix.shape
+    if (rows | columns) % _EVEN or matrix.stride not in ((columns, 1), (1, rows)):
+        return None
+    return matrix.stride == (1, rows)
 
 
 def _call(name: str, *values: Any) -> None:
-    if status := getattr(_library(), f"cublasLt{name}")(*values):
+    _check(name, getattr(_library(), f"cublasLt{name}")(*values))
+
+
+def _check(name: str, status: int) -> None:
+    if status:
         raise RuntimeError(f"cublasLt{name} gave status {status}")
+
+
+@cache
+def _matmul() -> Callable[..., int]:
+    """The function that launches a product. Its numbers need no wrapping: a block calls it a dozen times, and that must
+    not take the processor longer than the GPU."""
+    function = getattr(_library(), "cublasLtMatmul")  # noqa: B009
+    function.argtypes = (*[c_void_p] * 14, c_size_t, c_void_p)
+    return cast(Callable[..., int], function)
 
 
 @cache
@@ -171,15 +193,16 @@ class _Product:
         return took
 
     def _launch(self, way: _Way, a: Tensor, b: Tensor, out: Tensor, onto: Tensor | None = None) -> None:
-        stream = torch.cuda.current_stream(self._device).cuda_stream
-        space, into = _workspace(self._device, stream), c_void_p(out.data_ptr())
-        added, factor = (into, _ZERO) if onto is None else (c_void_p(onto.data_ptr()), _ONE)
-        _call(
-            "Matmul", _handle(self._device), self._says,
-            byref(_ONE), c_void_p(b.data_ptr()), self._left, c_void_p(a.data_ptr()), self._right,
+        stream: int = _stream_of(self._device.index)
+        space, into = _workspace(self._device, stream).data_ptr(), out.data_ptr()
+        added, factor = (into, _ZERO) if onto is None else (onto.data_ptr(), _ONE)
+        status = _matmul()(
+            _handle(self._device), self._says,
+            byref(_ONE), b.data_ptr(), self._left, a.data_ptr(), self._right,
             byref(factor), added, self._out, into, self._out,
-            byref(way), c_void_p(space.data_ptr()), c_size_t(_WORKSPACE_BYTES), c_void_p(stream),
+            byref(way), space, _WORKSPACE_BYTES, stream,
         )  # fmt: skip
+        _check("Matmul", status)
 
     def _ways(self) -> list[_Way]:
         found, count, wish = (_Way * _WAYS)(), c_int(), c_void_p()
@@ -192,7 +215,17 @@ class _Product:
         return [way for way in found[: count.value] if way.status == 0]
 
 
-_product = cache(_Product)
+@cache
+def _product(
+    device: torch.device, a: _Matrix, b: _Matrix, dtype: torch.dtype, epilogue: int, fixed: bool
+) -> _Product | None:
+    """Of such matrices; none where the library is not here, or has no quick ways for them."""
+    in_bf16 = a.dtype == b.dtype == torch.bfloat16 and dtype in _TYPES
+    turned = _turned(a), _turned(b)
+    if not in_bf16 or device.type != _DEVICE or _library() is None or None in turned:
+        return None
+    (rows, inner), (_, columns) = a.shape, b.shape
+    return _Product(_Shape(rows, columns, inner, (bool(turned[0]), bool(turned[1])), dtype, epilogue), fixed, device)
 
 
 def multiply(
@@ -208,10 +241,10 @@ def multiply(
     """a [n, k] times b [k, m], both in bf16, as fp32 or bf16; added `onto` something of that kind, which may be `out`,
     where it is written. None where that cannot be had here, or not of such tensors."""
     assert bias is None or epilogue != GELU_BACKWARD, "that takes none"
-    if dtype not in _TYPES or not _takes(a, b) or not (onto is None or onto.is_contiguous()):
+    left, right = (_Matrix(t.shape, t.stride(), t.dtype) for t in (a, b))
+    kind, fixed = epilogue | (0 if bias is None else _BIAS_FIRST), torch.are_deterministic_algorithms_enabled()
+    product = _product(a.device, left, right, dtype, kind, fixed)
+    if product is None or (a.data_ptr() | b.data_ptr()) % _ALIGNED or not (onto is None or onto.is_contiguous()):
         return None
-    turned = (not a.is_contiguous(), not b.is_contiguous())
-    shape = _Shape(len(a), b.shape[1], b.shape[0], turned, dtype, epilogue | (0 if bias is None else _BIAS_FIRST))
     out = torch.empty((len(a), b.shape[1]), dtype=dtype, device=a.device) if out is None else out
-    fixed = torch.are_deterministic_algorithms_enabled()
-    return out if _product(shape, fixed, a.device).run(a, b, out, onto, bias, kept) else None
+    return out if product.run(a, b, out, onto, bias, kept) else None

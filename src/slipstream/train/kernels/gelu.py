@@ -15,11 +15,16 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from slipstream.train.kernels import cublaslt
 from slipstream.train.kernels.dtypes import working_dtype
 from slipstream.train.kernels.products import product
+from slipstream.train.kernels.steps import as_one_step
 
 _aten: Any = torch.ops.aten
 
 
-@torch.library.custom_op("slipstream::linear_gelu", mutates_args=())
+def _shaped(x: Tensor, weight: Tensor, _bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    return x.new_empty(len(x), len(weight)), x.new_empty(len(x), len(weight))
+
+
+@as_one_step("linear_gelu", _shaped)
 def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """GELU of x [n, in] through a linear layer, and what it was taken of."""
     before = x.new_empty(len(x), len(weight))
@@ -30,17 +35,13 @@ def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor
     return made, before
 
 
-@torch.library.custom_op("slipstream::gelu_backward", mutates_args=())
+@as_one_step("gelu_backward", lambda _gradient, _weight, before: before.new_empty(before.shape))
 def _gelu_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> Tensor:
     """The gradient of what GELU was taken of [n, in], by that of the next layer [n, out], whose weight is [out, in]."""
     made = cublaslt.multiply(gradient, weight, epilogue=cublaslt.GELU_BACKWARD, kept=before)
     if made is None:
         made = _aten.gelu_backward(gradient @ weight, before, approximate="tanh")
     return made
-
-
-_linear_gelu.register_fake(lambda x, weight, _: (x.new_empty(len(x), len(weight)), x.new_empty(len(x), len(weight))))
-_gelu_backward.register_fake(lambda _gradient, _weight, before: torch.empty_like(before))
 
 
 class _FeedForward(torch.autograd.Function):

@@ -13,6 +13,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from slipstream.train.kernels import cublaslt
 from slipstream.train.kernels.dtypes import working_dtype
+from slipstream.train.kernels.steps import as_one_step
 
 _WORTH = 4 * 10**10
 """Operations from which a product takes a GPU longer (about 60 µs) than Python takes to launch it."""
@@ -37,15 +38,13 @@ def multiply_plainly(
     return made if onto is None else onto + made
 
 
-@torch.library.custom_op("slipstream::product", mutates_args=())
-def product(a: Tensor, b: Tensor, dtype: torch.dtype, bias: Tensor | None = None, onto: Tensor | None = None) -> Tensor:
-    """The same as one step to the compiler."""
-    return multiply(a, b, dtype, bias, onto)
-
-
-@product.register_fake
-def _(a: Tensor, b: Tensor, dtype: torch.dtype, _bias: Tensor | None = None, _onto: Tensor | None = None) -> Tensor:
+def _shaped(
+    a: Tensor, b: Tensor, dtype: torch.dtype, _bias: Tensor | None = None, _onto: Tensor | None = None
+) -> Tensor:
     return a.new_empty((len(a), b.shape[1]), dtype=dtype)
+
+
+product = as_one_step("product", _shaped)(multiply)
 
 
 class _Linear(torch.autograd.Function):

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from slipstream.train.kernels.steps import as_one_step
+
 _WORTH = 2**24
 """Numbers from which a pass takes a GPU longer (about 16 µs) than Python takes to launch it."""
 _SMALLEST = 32
@@ -33,7 +35,7 @@ def turn_back_plainly(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor)
     return torch.cat([x.transpose(1, 2).reshape(batch, length, groups, -1, size) for x in (q, k, v)], dim=3)
 
 
-@torch.library.custom_op("slipstream::turn", mutates_args=())
+@as_one_step("turn", lambda packed, _cos, _sin: _apart(packed))
 def _turn(packed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     apart = _apart(packed)
     if packed.is_cuda:
@@ -46,7 +48,7 @@ def _turn(packed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Ten
     return apart
 
 
-@torch.library.custom_op("slipstream::turn_back", mutates_args=())
+@as_one_step("turn_back", lambda q, k, _v, _cos, _sin: _together(q, k))
 def _turn_back(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if not q.is_cuda:
         return turn_back_plainly(q, k, v, cos, sin)
@@ -67,10 +69,6 @@ def _apart(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _together(q: Tensor, k: Tensor) -> Tensor:
     batch, heads, length, size = q.shape
     return q.new_empty(batch, length, k.shape[1], heads // k.shape[1] + 2, size)
-
-
-_turn.register_fake(lambda packed, _cos, _sin: _apart(packed))
-_turn_back.register_fake(lambda q, k, _v, _cos, _sin: _together(q, k))
 
 
 class _Turned(torch.autograd.Function):

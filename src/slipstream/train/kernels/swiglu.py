@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from slipstream.train.kernels.steps import as_one_step
+
 _WORTH = 2**24
 """Numbers from which a pass takes a GPU longer (about 16 µs) than Python takes to launch it."""
 
@@ -28,16 +30,13 @@ def swiglu_backward_plainly(both: Tensor, grad: Tensor) -> Tensor:
     return torch.cat((grad * up * open_ * (1 + gate * (1 - open_)), grad * gate * open_), -1)
 
 
-@torch.library.custom_op("slipstream::swiglu_backward", mutates_args=())
+@as_one_step("swiglu_backward", lambda both, _grad: both.new_empty(both.shape))
 def _backward(both: Tensor, grad: Tensor) -> Tensor:
     if not both.is_cuda:
         return swiglu_backward_plainly(both, grad)
     from slipstream.train.kernels import swiglu_halves
 
     return swiglu_halves.backward(both.contiguous(), grad.contiguous())
-
-
-_backward.register_fake(lambda both, _grad: both.new_empty(both.shape))
 
 
 class _Swiglu(torch.autograd.Function):
