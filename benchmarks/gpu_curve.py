@@ -1,13 +1,14 @@
 """The loss on a GPU in fewer bits, beside the same job in more: what is lost by it, over a whole run.
 
 Pairs: llama-1b in fp8 beside bf16, on text, on the GPU; a small decoder in bf16 there beside fp32 on the CPU. Both runs
-of a pair go through `slipstream train` and differ in precision and device alone. They are compared by means over some
-steps, because single steps are moved by roundings alone.
+of a pair go through `slipstream train`, at the same time, for nothing is timed, and differ in precision and device
+alone. They are compared by means over some steps, because single steps are moved by roundings alone.
 """
 
 import argparse
 import statistics
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import yaml
 
 from common import RESULTS, console, facts, save, show
-from watched import environment, steady, train
+from watched import Timed, environment, train
 
 
 @dataclass(frozen=True)
@@ -81,20 +82,13 @@ def shortened(pair: Pair) -> Pair:
 
 def compare(name: str, pair: Pair, folder: Path, limit: float) -> dict[str, Any]:
     """Both runs, and how far apart they are."""
-    sides = []
-    for precision, device in pair.sides:
-        console.print(f"{name}  {precision} on {device}", style="dim")
-        here = folder / f"{name}-{precision}-{device}"
-        here.mkdir()
-        job = {
-            "name": "gpu-curve",
-            **pair.job,
-            "train": {**pair.job["train"], "precision": precision},
-            "machines": {"device": device},
-        }
-        (here / "job.yaml").write_text(yaml.safe_dump(job))
-        timed = train(here / "job.yaml", here, pair.steps, environment(folder / "cache", device == "cuda"), limit)
-        sides.append(timed)
+
+    def run(side: tuple[str, str]) -> Timed:
+        return run_side(pair, *side, folder / f"{name}-{'-'.join(side)}", limit)
+
+    console.print(f"{name}  {' beside '.join(' on '.join(side) for side in pair.sides)}", style="dim")
+    with ThreadPoolExecutor() as threads:
+        sides = list(threads.map(run, pair.sides))
     exact, ours = (means(side.losses, pair.mean) for side in sides)
     return {
         "pair": name,
@@ -102,9 +96,27 @@ def compare(name: str, pair: Pair, folder: Path, limit: float) -> dict[str, Any]
         "means": [exact, ours],
         "off": [round(mine / theirs - 1, 6) for mine, theirs in zip(ours, exact, strict=True)],
         "off_in_all": round(statistics.fmean(ours) / statistics.fmean(exact) - 1, 6),
-        "step_s": [round(statistics.median(steady(side.seconds)), 6) for side in sides],
         "losses": [side.losses for side in sides],
     }
+
+
+def run_side(pair: Pair, precision: str, device: str, folder: Path, limit: float) -> Timed:
+    """One of the two."""
+    folder.mkdir()
+    train_section = {**pair.job["train"], "precision": precision}
+    job = {"name": "gpu-curve", **pair.job, "train": train_section, "machines": {"device": device}}
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    return train(folder / "job.yaml", folder, pair.steps, environment(folder / "cache", device == "cuda"), limit)
+
+
+def on_other_data(pair: Pair, prepared: Path | None, sequence: int | None) -> Pair:
+    """What is said of it on the command line."""
+    data = dict(pair.job["data"])
+    if prepared:
+        data = {"prepared": str(prepared.absolute()), "sequence": data["sequence"]}
+    if sequence:
+        data["sequence"] = sequence
+    return replace(pair, job={**pair.job, "data": data})
 
 
 def means(losses: list[float], steps: int) -> list[float]:
@@ -119,8 +131,7 @@ def show_pair(found: dict[str, Any], pair: Pair) -> None:
         rows.append((steps, f"{first[number]:.4f}", f"{second[number]:.4f}", f"{off:+.3%}"))
     rows.append(("all", "", "", f"{found['off_in_all']:+.3%}"))
     show(f"{found['pair']}: mean loss", ("steps", *found["sides"], "off"), rows)
-    most = max(abs(off) for off in found["off"])
-    console.print(f"at most {most:.3%} off; s a step: {found['step_s'][0]:.4f}, {found['step_s'][1]:.4f}")
+    console.print(f"at most {max(abs(off) for off in found['off']):.3%} off")
 
 
 def main() -> None:
@@ -128,6 +139,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="a tiny pair on the CPU, to see that it works")
     parser.add_argument("--pairs", type=lambda text: text.split(","), help=f"default: {','.join(PAIRS)}")
     parser.add_argument("--prepared", type=Path, help="a dataset of text for fp8; default: Python's library")
+    parser.add_argument("--sequence", type=int, help="tokens in a sample for fp8")
     parser.add_argument("--limit", type=float, default=400, help="seconds that a run may take")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_curve.json")
     options = parser.parse_args()
@@ -138,9 +150,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         for name in wanted:
             pair = shortened(PAIRS[name]) if options.short else PAIRS[name]
-            if options.prepared and name == "fp8":
-                data = {"prepared": str(options.prepared.absolute()), "sequence": pair.job["data"]["sequence"]}
-                pair = replace(pair, job={**pair.job, "data": data})
+            if name == "fp8":
+                pair = on_other_data(pair, options.prepared, options.sequence)
             results.append(compare(name, pair, Path(folder), options.limit))
             show_pair(results[-1], pair)
             save(options.out, {**record, "results": results})  # at once: the next pair may not end

@@ -57,11 +57,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--short", action="store_true", help="tiny shapes on the CPU, to see that it works")
     parser.add_argument("--row", choices=list(ROWS), default="llama-1b")
+    parser.add_argument("--steps", type=int, help="of the second run")
     parser.add_argument("--limit", type=float, default=240, help="seconds that a run may take")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_saving.json")
     options = parser.parse_args()
     row = ROWS[options.row].shortened() if options.short else ROWS[options.row]
-    steps, every = (30, 10) if options.short else (STEPS, EVERY)
+    steps, every = (30, 10) if options.short else (options.steps or STEPS, EVERY)
+    if steps <= every:
+        parser.error(f"--steps: the first checkpoint is after {every} steps, and more are timed after it")
     record = facts("triton")
     found = measure(row, steps, every, options.limit)
     show(
