@@ -20,7 +20,8 @@ from slipstream.rehearsal import Until, rehearse
 from slipstream.runs.cache import compiler_environment
 
 WARM = 6
-"""Steps before those that count: the first ones compile, and fill caches."""
+"""Steps before those that count: the first ones compile, and fill caches. Those that count come twice: the profiler
+slows the processor down, so steps are timed without it first."""
 _KINDS = (
     ("exchange", r"nccl|gloo|c10d|all_?reduce"),
     ("attention", r"flash|fmha|sdpa|attention"),
@@ -62,7 +63,7 @@ def profile(job: str | Path, trace: Path, settings: Sequence[str] = (), steps: i
     try:
         if trace.is_dir() or not trace.absolute().parent.is_dir():
             raise ValueError(f"--trace: {trace} cannot be written: it is a folder, or in none")
-        loaded = _in_short(asked, WARM + steps + 2)
+        loaded = _in_short(asked, WARM + 2 * steps + 2)
         prepare_data(loaded, lambda _: None, str(Path.cwd()))
         plan = make_plan(loaded, this_machine(), workers=1)
     except LateRefusal as error:
@@ -89,22 +90,26 @@ def _in_short(job: Job, steps: int) -> Job:
 
 
 class _Watch(Until):
-    """Starts the profiler at a step and ends the run some steps later; phases get names in the trace."""
+    """Times some steps, starts the profiler for as many more and ends the run; phases get names in the trace."""
 
     def __init__(self, path: Path, profiler: Any, synchronise: Any, steps: int) -> None:
         self._profiler, self._synchronise = profiler, synchronise
-        self._from = WARM + 1
-        self.seconds = 0.0
-        super().__init__(path, WARM + steps)
+        self._timed, self._profiled, self._end = (WARM + 1 + many * steps for many in range(3))
+        self.alone = self.under = 0.0
+        """Seconds of the steps without the profiler, and of those under it."""
+        super().__init__(path, self._end - 1)
 
     def reached(self, number: int) -> None:
-        if number == self._from:
+        if number in (self._timed, self._profiled, self._end):
             self._synchronise()
+        if number == self._timed:
+            self.alone = -time.perf_counter()
+        elif number == self._profiled:
+            self.alone += time.perf_counter()
             self._profiler.start()
-            self.seconds = -time.perf_counter()
-        elif number > self._last:
-            self._synchronise()
-            self.seconds += time.perf_counter()
+            self.under = -time.perf_counter()
+        elif number == self._end:
+            self.under += time.perf_counter()
             self._profiler.stop()
         super().reached(number)
 
@@ -125,7 +130,7 @@ def _run(job: Job, plan: Plan, steps: int, trace: Path) -> tuple[float, list[_Ev
 
     on_gpu = plan.device == "cuda"
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
-    profiler = watch(activities=activities)
+    profiler = watch(activities=activities, acc_events=True)  # else it warns that it forgets what it never knew
     pulses: list[_Watch] = []
 
     def pulse(path: Path) -> _Watch:
@@ -134,7 +139,9 @@ def _run(job: Job, plan: Plan, steps: int, trace: Path) -> tuple[float, list[_Ev
 
     rehearse(job, plan, pulse)
     profiler.export_chrome_trace(str(trace))
-    return pulses[0].seconds, list((_kernels if on_gpu else _operations)(profiler, steps))
+    # What a GPU's kernels take is the same under the profiler, and what it waits for the processor is not.
+    seconds = pulses[0].alone if on_gpu else pulses[0].under
+    return seconds, list((_kernels if on_gpu else _operations)(profiler, steps))
 
 
 def _kernels(profiler: Any, steps: int) -> Iterator[_Event]:
