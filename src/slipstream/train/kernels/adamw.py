@@ -44,12 +44,18 @@ def update(
     lr: float, betas: tuple[float, float], eps: float, decay: float,
 ) -> None:  # fmt: skip
     """One weight's update, unless `skip`. The gradient counts `factor` times; `count` is of the steps before this."""
-    assert len({_order(each) for each in (weight, gradient, mean, square)}) == 1, "element by element in memory"
+    assert _alike(weight, gradient, mean, square), "element by element in memory"
     size = weight.numel()
     _adamw[(triton.cdiv(size, _BLOCK),)](
         weight, gradient, mean, square, count, factor, skip, size, lr, math.log2(betas[0]) if betas[0] else -math.inf,
         math.log2(betas[1]), eps, decay, NARROW=square.dtype == torch.bfloat16, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
+
+
+def _alike(first: Tensor, *others: Tensor) -> bool:
+    """Whether they lie in memory in the same order. It is asked for each weight in each step."""
+    stride = first.stride()
+    return all(each.stride() == stride or _order(each) == _order(first) for each in others)
 
 
 def _order(tensor: Tensor) -> tuple[int, ...]:
