@@ -1,6 +1,8 @@
 """`slipstream profile`: where the time of a step goes."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -22,6 +24,25 @@ def test_the_parts_of_a_step_add_up(tmp_path):
     names = {event.get("name") for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {"forward", "backward", "update"} <= names
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_rehearsal_makes_no_room_for_checkpoints(tmp_path):
+    """Its steps, and those of the next one, would be timed beside the pinning of memory."""
+    path = write_job(tmp_path, dump(decoder_job(write_documents(tmp_path / "documents.jsonl"))))
+    script = f"""
+from slipstream.job import load_job
+from slipstream.plan import make_plan, this_machine
+from slipstream.planning import prepare_data
+from slipstream.rehearsal import Until, rehearse
+from slipstream.train.checkpoint import Checkpointer
+Checkpointer.prepare = lambda *_: print("prepared")
+job = load_job({str(path)!r})
+prepare_data(job, lambda _: None, ".")
+lines = rehearse(job, make_plan(job, this_machine(), workers=1), lambda path: Until(path, 3))
+print(len(lines))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "3\n", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def rehearse(job: Job, plan: Plan, pulse: Callable[[Path], Until]) -> list[dict[
         create_pulse(Path(folder) / "pulse", 1)
         world = World.join(Seat(0, 1, ""), plan.device)
         with suppress(Enough):
-            train(job, plan, run, world, pulse(Path(folder) / "pulse"), Control(job, 0.0), None)
+            train(job, plan, run, world, pulse(Path(folder) / "pulse"), Control(job, 0.0, saves=False), None)
         gc.unfreeze()  # the loop thought that what it had made would stay
         gc.collect()
         if plan.device == "cuda":

@@ -44,8 +44,9 @@ class Asked:
 class Control:
     """This worker's view of the limits."""
 
-    def __init__(self, job: Job, spent: float) -> None:
-        self._job = job
+    def __init__(self, job: Job, spent: float, saves: bool = True) -> None:
+        self._job, self.saves = job, saves
+        """Whether there are to be checkpoints: of a rehearsal nothing stays."""
         self._began = time.monotonic() - spent
         self._saved = time.monotonic()
         self.interrupted = False
@@ -103,4 +104,4 @@ class Control:
 
     def _save_due(self) -> bool:
         every = self._job.checkpoint.every
-        return every.unit == "seconds" and time.monotonic() - self._saved > every.amount
+        return self.saves and every.unit == "seconds" and time.monotonic() - self._saved > every.amount

@@ -87,10 +87,11 @@ def train(
             model.exchange.settle(updated.skipped, pulse.step, last)
         step = Launched(pulse.step, share, began, asked, updated, losses, model.exchange.traffic())
         if pulse.step == first:
-            checkpointer.prepare(model, update.optimizer)
+            if control.saves:
+                checkpointer.prepare(model, update.optimizer)
             gc.freeze()  # what has been made by now stays: no need to look through it again and again
         evaluates = bool(batches.held_out) and (last or timeline.is_due(job.train.evaluate.every, step.number))
-        saves = last or timeline.is_due(job.checkpoint.every, step.number)
+        saves = control.saves and (last or timeline.is_due(job.checkpoint.every, step.number))
         saves = tally.catch_up(everything=evaluates or saves) or saves
         with pulse.during("checkpoint"):
             checkpointer.check()

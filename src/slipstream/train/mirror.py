@@ -25,7 +25,7 @@ class Mirror:
 
     def prepare(self, state: State, pause: float = 0.0) -> None:
         """Have the memory at hand: it takes the system seconds to give so much of it. The driver launches nothing while
-        it pins; so with a pause after each."""
+        it pins; so pages are made before, and there is a pause after each tensor."""
         for key, value in state.items():
             if isinstance(value, Box) and value.tensor.is_cuda and key not in self._pinned:
                 self._pinned[key] = _pinned_like(value.tensor)
@@ -78,6 +78,7 @@ def _pinned_like(tensor: Tensor) -> Tensor:
         return torch.empty_like(tensor, device="cpu")
     pages = mmap.mmap(-1, tensor.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.madvise(mmap.MADV_HUGEPAGE)
+    torch.frombuffer(pages, dtype=torch.uint8)[:: mmap.PAGESIZE].zero_()
     memory = torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape)
     with suppress(RuntimeError):  # then the copy is as good, only later
         torch.cuda.check_error(int(_cuda().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))
