@@ -140,6 +140,11 @@ def test_predicted_jobs_are_measured_in_short_on_a_cpu(tmp_path: Path) -> None:
     assert (tmp_path / "gpu_prediction.csv").read_text().count("\n") == 2
 
 
+def test_short_steps_are_taken_apart_in_short_on_a_cpu(tmp_path: Path) -> None:
+    (found,) = run("gpu_short.py", out=tmp_path / "gpu_short.json")["results"]
+    assert found["step_s"] > 0 and found["computing_s"] > 0
+
+
 def test_what_a_killed_benchmark_had_started_is_gone(tmp_path: Path) -> None:
     words = ("import sys", "from pathlib import Path", "from watched import started", "folder = Path(sys.argv[1])")
     sleeper = "[sys.executable, '-c', 'print(1, flush=True); import time; time.sleep(60)']"
