@@ -8,8 +8,9 @@ alone. They are compared by means over some steps, because single steps are move
 import argparse
 import statistics
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,12 @@ def decoder(model: dict[str, Any], data: dict[str, Any], batch: int, lr: float, 
 
 
 PAIRS = {
-    # A rate of 3e-4 for half a million tokens a step, as Llama 3 has it, comes to 5e-5 for 16,384 by the root of the
-    # batch (Malladi et al. 2022, arXiv 2205.10287).
+    # A rate of 3e-4 for half a million tokens a step, as Llama 3 has it, comes to 4e-5 for 8,192 by the root of the
+    # batch (Malladi et al. 2022, arXiv 2205.10287). Two runs take as long as a lent GPU lasts with more tokens.
     "fp8": Pair(
         decoder(
             {"preset": "llama-1b"},
-            {"source": "python-stdlib", "sequence": 2048, "vocabulary": 32768},
+            {"source": "python-stdlib", "sequence": 1024, "vocabulary": 32768},
             8,
             5e-5,
             1000,
@@ -83,12 +84,10 @@ def shortened(pair: Pair) -> Pair:
 def compare(name: str, pair: Pair, folder: Path, limit: float) -> dict[str, Any]:
     """Both runs, and how far apart they are."""
 
-    def run(side: tuple[str, str]) -> Timed:
-        return run_side(pair, *side, folder / f"{name}-{'-'.join(side)}", limit)
-
     console.print(f"{name}  {' beside '.join(' on '.join(side) for side in pair.sides)}", style="dim")
-    with ThreadPoolExecutor() as threads:
-        sides = list(threads.map(run, pair.sides))
+    with ProcessPoolExecutor(len(pair.sides)) as processes:  # whose runs end with them, and all of them by Ctrl-C
+        folders = [folder / f"{name}-{'-'.join(side)}" for side in pair.sides]
+        sides = list(processes.map(partial(run_side, pair, limit=limit), pair.sides, folders))
     exact, ours = (means(side.losses, pair.mean) for side in sides)
     return {
         "pair": name,
@@ -100,23 +99,14 @@ def compare(name: str, pair: Pair, folder: Path, limit: float) -> dict[str, Any]
     }
 
 
-def run_side(pair: Pair, precision: str, device: str, folder: Path, limit: float) -> Timed:
+def run_side(pair: Pair, side: tuple[str, str], folder: Path, limit: float) -> Timed:
     """One of the two."""
+    precision, device = side
     folder.mkdir()
     train_section = {**pair.job["train"], "precision": precision}
     job = {"name": "gpu-curve", **pair.job, "train": train_section, "machines": {"device": device}}
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     return train(folder / "job.yaml", folder, pair.steps, environment(folder / "cache", device == "cuda"), limit)
-
-
-def on_other_data(pair: Pair, prepared: Path | None, sequence: int | None) -> Pair:
-    """What is said of it on the command line."""
-    data = dict(pair.job["data"])
-    if prepared:
-        data = {"prepared": str(prepared.absolute()), "sequence": data["sequence"]}
-    if sequence:
-        data["sequence"] = sequence
-    return replace(pair, job={**pair.job, "data": data})
 
 
 def means(losses: list[float], steps: int) -> list[float]:
@@ -138,8 +128,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--short", action="store_true", help="a tiny pair on the CPU, to see that it works")
     parser.add_argument("--pairs", type=lambda text: text.split(","), help=f"default: {','.join(PAIRS)}")
-    parser.add_argument("--prepared", type=Path, help="a dataset of text for fp8; default: Python's library")
-    parser.add_argument("--sequence", type=int, help="tokens in a sample for fp8")
+    parser.add_argument(
+        "--prepared", type=Path, help="a dataset of text for fp8 (others take none); default: Python's library"
+    )
     parser.add_argument("--limit", type=float, default=400, help="seconds that a run may take")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_curve.json")
     options = parser.parse_args()
@@ -150,8 +141,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         for name in wanted:
             pair = shortened(PAIRS[name]) if options.short else PAIRS[name]
-            if name == "fp8":
-                pair = on_other_data(pair, options.prepared, options.sequence)
+            if options.prepared and name == "fp8":
+                data = {"prepared": str(options.prepared.absolute()), "sequence": pair.job["data"]["sequence"]}
+                pair = replace(pair, job={**pair.job, "data": data})
             results.append(compare(name, pair, Path(folder), options.limit))
             show_pair(results[-1], pair)
             save(options.out, {**record, "results": results})  # at once: the next pair may not end

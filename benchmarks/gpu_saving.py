@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_saving.json")
     options = parser.parse_args()
     row = ROWS[options.row].shortened() if options.short else ROWS[options.row]
-    steps, every = (30, 10) if options.short else (options.steps or STEPS, EVERY)
+    steps, every = (options.steps or 30, 10) if options.short else (options.steps or STEPS, EVERY)
     if steps <= every:
         parser.error(f"--steps: the first checkpoint is after {every} steps, and more are timed after it")
     record = facts("triton")

@@ -7,7 +7,6 @@ kernels take.
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -19,15 +18,15 @@ import numpy as np
 import yaml
 
 from common import RESULTS, console, facts, save, show
-from watched import Failed, environment, steady, train
+from watched import Failed, environment, started, steady, train, why
 
 VOCABULARY, TOKENS = 32_000, 2**20
 JOBS: dict[str, tuple[dict[str, Any], int, int, dict[str, Any]]] = {
     "24 layers of 256, 8 × 256": ({"layers": 24, "hidden": 256, "heads": 4}, 256, 8, {}),
     "4 layers of 512, 16 × 512": ({"layers": 4, "hidden": 512, "heads": 8}, 512, 16, {}),
     "8 layers of 1,024, 16 × 1,024": ({"layers": 8, "hidden": 1024, "heads": 16}, 1024, 16, {}),
-    "gpt2-124m, 32 × 512 by 8": ({"preset": "gpt2-124m"}, 512, 32, {"micro_batch": 8}),
-    "gpt2-1.5b, 16 × 1,024 by 8": ({"preset": "gpt2-1.5b"}, 1024, 16, {"micro_batch": 8}),
+    "gpt2-124m, 32 × 512 by 8": ({"preset": "gpt2-124m", "vocabulary": 50304}, 512, 32, {"micro_batch": 8}),
+    "gpt2-1.5b, 16 × 1,024 by 8": ({"preset": "gpt2-1.5b", "vocabulary": 50304}, 1024, 16, {"micro_batch": 8}),
 }
 """Model, tokens in a sample, batch, layout."""
 
@@ -36,10 +35,11 @@ def job_of(name: str, tokens: Path, device: str, short: bool) -> dict[str, Any]:
     model, sequence, batch, layout = JOBS[name]
     if short:
         model, sequence = {"layers": 2, "hidden": 64, "heads": 2}, 32
+    vocabulary = model.get("vocabulary", VOCABULARY)
     return {
         "name": "gpu-short",
-        "model": {"kind": "decoder", **model, "vocabulary": VOCABULARY},
-        "data": {"source": str(tokens), "tokens": True, "sequence": sequence, "vocabulary": VOCABULARY},
+        "model": {"kind": "decoder", **model, "vocabulary": vocabulary},
+        "data": {"source": str(tokens), "tokens": True, "sequence": sequence, "vocabulary": vocabulary},
         "train": {
             "steps": 100_000,  # it is stopped before it would save
             "batch": batch,
@@ -57,16 +57,27 @@ def measure(job: Path, steps: int, device: str, limit: float) -> dict[str, float
     """Seconds of a step, and of its kernels."""
     around = environment(job.parent / "cache", device == "cuda")
     timed = train(job, job.parent, steps, around, limit)
-    program = "from slipstream.cli import main; main()"
-    words = [sys.executable, "-c", program, "profile", str(job), "--json", "--trace", str(job.parent / "trace.json")]
-    done = subprocess.run(words, env={**os.environ, **around}, capture_output=True, text=True, timeout=limit)
-    if done.returncode:
-        raise Failed(f"profile ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    kinds = json.loads(done.stdout)["kinds"]
+    kinds = profile(job, job.parent / "profile", around, limit)
     return {
         "step_s": round(statistics.median(steady(timed.seconds)), 6),
         "computing_s": round(sum(seconds for kind, seconds in kinds.items() if kind != "idle"), 6),
     }
+
+
+def profile(job: Path, folder: Path, around: dict[str, str], limit: float) -> dict[str, float]:
+    """Seconds of a step by what they are for, by `slipstream profile`."""
+    folder.mkdir()
+    words = ["profile", str(job), "--json", "--trace", str(folder / "trace.json")]
+    with started([sys.executable, "-m", "slipstream", *words], folder, around) as process:
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise Failed(why(process, limit, folder / "log")) from None
+        said = (folder / "log").read_text()
+        if process.returncode:
+            raise Failed(why(process, limit, folder / "log"))
+    kinds: dict[str, float] = json.JSONDecoder().raw_decode(said, said.index("{"))[0]["kinds"]  # after warnings
+    return kinds
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from slipstream.data.base import Facts
 from slipstream.job import Job
 from slipstream.job.models import ResnetModel
+from slipstream.train import compiled
 from slipstream.train.compiled import compile_model
 from slipstream.train.models import MODELS, build_model
 from slipstream.train.models.batchnorm import synchronise_batch_norm
@@ -136,3 +137,10 @@ def test_a_resnet_is_compiled_without_a_break(norm: str, at_once: bool, monkeypa
     plain(images).sum().backward()
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_what_the_compiler_is_told_of_resnets_is_known_to_it() -> None:
+    """Else the first step on a GPU would fail."""
+    import torch._inductor.config as known
+
+    assert {type(getattr(known, name)) for name in compiled._TUNED} == {bool}

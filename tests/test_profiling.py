@@ -26,23 +26,28 @@ def test_the_parts_of_a_step_add_up(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+STEPS = 5
+
+
 def test_a_rehearsal_makes_no_room_for_checkpoints(tmp_path):
     """Its steps, and those of the next one, would be timed beside the pinning of memory."""
-    path = write_job(tmp_path, dump(decoder_job(write_documents(tmp_path / "documents.jsonl"))))
+    job = decoder_job(write_documents(tmp_path / "documents.jsonl"), **{"train.steps": STEPS})
+    path = write_job(tmp_path, dump(job))
     script = f"""
 from slipstream.job import load_job
 from slipstream.plan import make_plan, this_machine
 from slipstream.planning import prepare_data
 from slipstream.rehearsal import Until, rehearse
-from slipstream.train.checkpoint import Checkpointer
-Checkpointer.prepare = lambda *_: print("prepared")
+from slipstream.train.mirror import Mirror
+Mirror.prepare = lambda *_, **__: print("prepared")
 job = load_job({str(path)!r})
 prepare_data(job, lambda _: None, ".")
-lines = rehearse(job, make_plan(job, this_machine(), workers=1), lambda path: Until(path, 3))
-print(len(lines))
+for last in (3, 99):
+    lines = rehearse(job, make_plan(job, this_machine(), workers=1), lambda path: Until(path, last))
+    print(len(lines))
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout == "3\n", done.stdout + done.stderr
+    assert done.stdout == f"3\n{STEPS}\n", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,9 @@ def test_scores_become_their_gradient(classes: int, dtype: torch.dtype, kernels:
 def test_adamw(shape: tuple[int, ...], state: torch.dtype, skip: float, kernels: dict[str, ModuleType]) -> None:
     """Also how the state is rounded, up or down at random."""
     weight, gradient = random(*shape), random(*shape, seed=1)
-    mean, square = (torch.zeros(shape, dtype=state) for _ in "12")
+    mean, square = random(*shape, seed=2).to(state), random(*shape, seed=3).square().to(state)
     numbers = [torch.tensor(value) for value in (3.0, 0.5, skip)]
-    made = [[each.clone() for each in (weight, gradient, mean, square, *numbers)] for _ in "12"]
+    made = [[each.clone() for each in (weight, gradient, mean, square, *numbers)] for _ in range(2)]
     settings = (1e-2, (0.9, 0.95), 1e-8, 0.1)
     kernels["adamw"].update(*made[0], *settings)
     if not skip:

@@ -20,8 +20,8 @@ from slipstream.rehearsal import Until, rehearse
 from slipstream.runs.cache import compiler_environment
 
 WARM = 6
-"""Steps before those that count: the first ones compile, and fill caches. Those that count come twice: the profiler
-slows the processor down, so steps are timed without it first."""
+"""Steps before those that count: the first ones compile, and fill caches. On a GPU as many are timed without the
+profiler, which slows the processor down, as then under it."""
 _KINDS = (
     ("exchange", r"nccl|gloo|c10d|all_?reduce"),
     ("attention", r"flash|fmha|sdpa|attention"),
@@ -44,7 +44,7 @@ class Spent:
     precision: str
     step: float
     kinds: dict[str, float]
-    """matrix, attention, optimiser, exchange, data, memory, idle: they add up to the step."""
+    """matrix, attention, optimiser, exchange, data, memory, and idle, which is the rest of the step."""
     kernels: list[_Event]
     """The longest."""
     flops: float
@@ -92,9 +92,11 @@ def _in_short(job: Job, steps: int) -> Job:
 class _Watch(Until):
     """Times some steps, starts the profiler for as many more and ends the run; phases get names in the trace."""
 
-    def __init__(self, path: Path, profiler: Any, synchronise: Any, steps: int) -> None:
+    def __init__(self, path: Path, profiler: Any, synchronise: Any, timed: int, profiled: int) -> None:
         self._profiler, self._synchronise = profiler, synchronise
-        self._timed, self._profiled, self._end = (WARM + 1 + many * steps for many in range(3))
+        self._timed = WARM + 1
+        self._profiled = self._timed + timed
+        self._end = self._profiled + profiled
         self.alone = self.under = 0.0
         """Seconds of the steps without the profiler, and of those under it."""
         super().__init__(path, self._end - 1)
@@ -103,8 +105,8 @@ class _Watch(Until):
         if number in (self._timed, self._profiled, self._end):
             self._synchronise()
         if number == self._timed:
-            self.alone = -time.perf_counter()
-        elif number == self._profiled:
+            self.alone -= time.perf_counter()
+        if number == self._profiled:
             self.alone += time.perf_counter()
             self._profiler.start()
             self.under = -time.perf_counter()
@@ -130,11 +132,11 @@ def _run(job: Job, plan: Plan, steps: int, trace: Path) -> tuple[float, list[_Ev
 
     on_gpu = plan.device == "cuda"
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
-    profiler = watch(activities=activities, acc_events=True)  # else it warns that it forgets what it never knew
+    profiler = watch(activities=activities, acc_events=True)  # else it warns of cycles, of which there is but one
     pulses: list[_Watch] = []
 
     def pulse(path: Path) -> _Watch:
-        pulses.append(_Watch(path, profiler, torch.cuda.synchronize if on_gpu else lambda: None, steps))
+        pulses.append(_Watch(path, profiler, torch.cuda.synchronize if on_gpu else lambda: None, steps * on_gpu, steps))
         return pulses[0]
 
     rehearse(job, plan, pulse)

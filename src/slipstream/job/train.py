@@ -328,9 +328,9 @@ class Train(Section):
     longer. Default: for decoders and resnets on a GPU, where the layout allows it."""
     deterministic: bool = False
     """Whether a GPU adds up in a fixed order, so that the same run gives the same bits each time, as a CPU does anyway:
-    attention's fastest backward does not, and of some products the quickest kernel is taken, which at another start may
-    be another one. Steps take 3 to 8% longer (H200). An operation of your own model that has no such order fails, by
-    name."""
+    attention's fastest backward does not, and of some products, and between convolutions, the quickest kernel is taken,
+    which at another start may be another one. Steps take 3 to 8% longer (H200). An operation of your own model that has
+    no such order fails, by name."""
     on_nonfinite: Literal["stop", "skip", "warn"] = "stop"
     """What a NaN or infinite loss does: stop the run, skip the update, or only warn."""
     evaluate: Evaluate = Evaluate()

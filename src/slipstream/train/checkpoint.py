@@ -96,10 +96,10 @@ def _state(model: SplitModel, optimizer: Optimizer) -> dict[str, Any]:
 
 
 class Checkpointer:
-    """Writes checkpoints in a thread of its own, one at a time, and keeps the newest few."""
+    """Writes checkpoints in a thread of its own, one at a time, and keeps the newest few; or none at all."""
 
-    def __init__(self, folder: Path, keep: int, world: World) -> None:
-        self._folder, self._keep, self._world = folder, keep, world
+    def __init__(self, folder: Path, keep: int, world: World, writes: bool = True) -> None:
+        self._folder, self._keep, self._world, self._writes = folder, keep, world, writes
         self._files = _FILES if world.device.type == "cuda" else 1
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -107,10 +107,14 @@ class Checkpointer:
 
     def prepare(self, model: SplitModel, optimizer: Optimizer) -> None:
         """Make room for copies of the state, while training goes on."""
+        if not self._writes:
+            return
         self._pending = self._thread.submit(self._mirror.prepare, _state(model, optimizer), pause=0.02)
 
     def save(self, progress: Progress, model: SplitModel, optimizer: Optimizer) -> None:
         """Copy the state, which takes a moment, and write the copy while training goes on."""
+        if not self._writes:
+            return
         self.wait()
         copies = self._mirror.copy(_state(model, optimizer))
         self._pending = self._thread.submit(self._write, progress, copies)

@@ -21,8 +21,8 @@ _SHAPES = 128
 judging has its own."""
 _TUNED = {"max_autotune_pointwise": True, "conv_1x1_as_mm": True}
 """For convolutions and what is between them: kernels that move memory are tried in several sizes, and a 1×1 convolution
-is a product. An H200 takes 36.7 instead of 37.3 ms for 256 images by the first, and 37.1 by the second (ResNet-50); for
-a decoder's blocks the first is no help."""
+is a product. An H200 takes 36.7 instead of 37.3 ms for 256 images by the first alone, and 37.1 by the second
+(ResNet-50, compiled whole); for a decoder's blocks the first is no help."""
 
 
 _waking: list[Thread] = []
@@ -59,7 +59,7 @@ def compile_model(model: nn.Module, blocks: Sequence[nn.Module], keep_little: bo
     if isinstance(model, Decoder):
         model.finish = _compiled(model.finish, keep_little)  # type: ignore[method-assign]
     for block in blocks:
-        block.forward = _compiled(block.forward, keep_little, tuned=isinstance(model, Resnet))
+        block.forward = _compiled(block.forward, keep_little, tuned=isinstance(model, Resnet) and at_once)
         if isinstance(model, Decoder) and model.rotation:
             block.forward = _turned(block.forward, model.rotation)
 

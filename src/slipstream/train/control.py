@@ -45,7 +45,8 @@ class Control:
     """This worker's view of the limits."""
 
     def __init__(self, job: Job, spent: float, saves: bool = True) -> None:
-        self._job, self.saves = job, saves
+        self._job = job
+        self.saves = saves
         """Whether there are to be checkpoints: of a rehearsal nothing stays."""
         self._began = time.monotonic() - spent
         self._saved = time.monotonic()
@@ -104,4 +105,4 @@ class Control:
 
     def _save_due(self) -> bool:
         every = self._job.checkpoint.every
-        return self.saves and every.unit == "seconds" and time.monotonic() - self._saved > every.amount
+        return every.unit == "seconds" and time.monotonic() - self._saved > every.amount

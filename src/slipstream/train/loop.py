@@ -63,7 +63,7 @@ def train(
         model, batches, timeline = here.model, here.batches, here.batches.timeline
         trial.compare(model)
         update = Update(job.train, model, timeline.samples, fp16=plan.precision == "fp16")
-        checkpointer = Checkpointer(run.checkpoints, job.checkpoint.keep, world)
+        checkpointer = Checkpointer(run.checkpoints, job.checkpoint.keep, world, control.saves)
         recorder = Recorder(run, dataset.facts, world, batches.balance.works)
         progress = _restore(restore, model, update, world) if restore else Progress()
         recorder.start(parameters, timeline)
@@ -87,11 +87,10 @@ def train(
             model.exchange.settle(updated.skipped, pulse.step, last)
         step = Launched(pulse.step, share, began, asked, updated, losses, model.exchange.traffic())
         if pulse.step == first:
-            if control.saves:
-                checkpointer.prepare(model, update.optimizer)
+            checkpointer.prepare(model, update.optimizer)
             gc.freeze()  # what has been made by now stays: no need to look through it again and again
         evaluates = bool(batches.held_out) and (last or timeline.is_due(job.train.evaluate.every, step.number))
-        saves = control.saves and (last or timeline.is_due(job.checkpoint.every, step.number))
+        saves = last or timeline.is_due(job.checkpoint.every, step.number)
         saves = tally.catch_up(everything=evaluates or saves) or saves
         with pulse.during("checkpoint"):
             checkpointer.check()

@@ -96,11 +96,7 @@ def _turned(matrix: _Matrix) -> bool | None:
 
 
 def _call(name: str, *values: Any) -> None:
-    _check(name, getattr(_library(), f"cublasLt{name}")(*values))
-
-
-def _check(name: str, status: int) -> None:
-    if status:
+    if status := getattr(_library(), f"cublasLt{name}")(*values):
         raise RuntimeError(f"cublasLt{name} gave status {status}")
 
 
@@ -202,7 +198,8 @@ class _Product:
             byref(factor), added, self._out, into, self._out,
             byref(way), space, _WORKSPACE_BYTES, stream,
         )  # fmt: skip
-        _check("Matmul", status)
+        if status:
+            raise RuntimeError(f"cublasLtMatmul gave status {status} for {self._shape}")
 
     def _ways(self) -> list[_Way]:
         found, count, wish = (_Way * _WAYS)(), c_int(), c_void_p()
@@ -220,12 +217,12 @@ def _product(
     device: torch.device, a: _Matrix, b: _Matrix, dtype: torch.dtype, epilogue: int, fixed: bool
 ) -> _Product | None:
     """Of such matrices; none where the library is not here, or has no quick ways for them."""
+    left, right = _turned(a), _turned(b)
     in_bf16 = a.dtype == b.dtype == torch.bfloat16 and dtype in _TYPES
-    turned = _turned(a), _turned(b)
-    if not in_bf16 or device.type != _DEVICE or _library() is None or None in turned:
+    if left is None or right is None or not in_bf16 or _library() is None:
         return None
     (rows, inner), (_, columns) = a.shape, b.shape
-    return _Product(_Shape(rows, columns, inner, (bool(turned[0]), bool(turned[1])), dtype, epilogue), fixed, device)
+    return _Product(_Shape(rows, columns, inner, (left, right), dtype, epilogue), fixed, device)
 
 
 def multiply(
@@ -238,13 +235,21 @@ def multiply(
     bias: Tensor | None = None,
     kept: Tensor | None = None,
 ) -> Tensor | None:
-    """a [n, k] times b [k, m], both in bf16, as fp32 or bf16; added `onto` something of that kind, which may be `out`,
-    where it is written. None where that cannot be had here, or not of such tensors."""
+    """a [n, k] times b [k, m], both in bf16, as fp32 or bf16, with a bias for each row of that kind; added `onto`
+    something of that kind, which may be `out`, where it is written. None where that cannot be had here, or not of such
+    tensors."""
     assert bias is None or epilogue != GELU_BACKWARD, "that takes none"
+    if a.device.type != _DEVICE or any(t is not None and not _is_plain(t, dtype) for t in (bias, onto)):
+        return None
     left, right = (_Matrix(t.shape, t.stride(), t.dtype) for t in (a, b))
     kind, fixed = epilogue | (0 if bias is None else _BIAS_FIRST), torch.are_deterministic_algorithms_enabled()
     product = _product(a.device, left, right, dtype, kind, fixed)
-    if product is None or (a.data_ptr() | b.data_ptr()) % _ALIGNED or not (onto is None or onto.is_contiguous()):
+    if product is None or (a.data_ptr() | b.data_ptr() | (0 if onto is None else onto.data_ptr())) % _ALIGNED:
         return None
     out = torch.empty((len(a), b.shape[1]), dtype=dtype, device=a.device) if out is None else out
     return out if product.run(a, b, out, onto, bias, kept) else None
+
+
+def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the library may take it for one that is like what comes out."""
+    return tensor.dtype == dtype and tensor.is_contiguous()

@@ -68,7 +68,7 @@ class _Linear(torch.autograd.Function):
         gradient = grads[0].contiguous()
         of_bias = gradient.sum(0, dtype=dtype) if ctx.biased else None  # type: ignore[attr-defined]
         of_weights = product(gradient.T, x, dtype)
-        each = of_weights.split(sizes) if len(sizes) > 1 else [of_weights]  # no second name: kernels/dtypes.py
+        each = torch.split(of_weights, sizes) if len(sizes) > 1 else [of_weights]  # no second name: kernels/dtypes.py
         of_onto = gradient if ctx.adds else None  # type: ignore[attr-defined]
         return product(gradient, weight, x.dtype), of_bias, of_onto, *each
 
