@@ -44,7 +44,7 @@ def decoder(model: dict[str, Any], data: dict[str, Any], batch: int, lr: float, 
 
 PAIRS = {
     # A rate of 3e-4 for half a million tokens a step, as Llama 3 has it, comes to 4e-5 for 8,192 by the root of the
-    # batch (Malladi et al. 2022, arXiv 2205.10287). Two runs take as long as a lent GPU lasts with more tokens.
+    # batch (Malladi et al. 2022, arXiv 2205.10287). With more tokens two runs on one GPU take over ten minutes.
     "fp8": Pair(
         decoder(
             {"preset": "llama-1b"},
