@@ -83,7 +83,6 @@ def shortened(pair: Pair) -> Pair:
 
 def compare(name: str, pair: Pair, folder: Path, limit: float) -> dict[str, Any]:
     """Both runs, and how far apart they are."""
-
     console.print(f"{name}  {' beside '.join(' on '.join(side) for side in pair.sides)}", style="dim")
     with ProcessPoolExecutor(len(pair.sides)) as processes:  # whose runs end with them, and all of them by Ctrl-C
         folders = [folder / f"{name}-{'-'.join(side)}" for side in pair.sides]

@@ -55,6 +55,13 @@ def job_of(row: dict[str, str], tokens: str, device: str = "cuda") -> dict[str, 
     }
 
 
+def write_tokens(folder: Path, rows: list[dict[str, str]]) -> Path:
+    """Random tokens that all of these have."""
+    tokens, fewest = folder / "tokens.npy", min(int(row["vocabulary"]) for row in rows)
+    np.save(tokens, (np.random.default_rng(0).zipf(1.3, TOKENS) % fewest).astype(np.uint32))
+    return tokens
+
+
 def predict(row: dict[str, str], device: str = "cuda") -> dict[str, float | None]:
     """Seconds of a step and bytes of tensors; none where nothing is known of the machine."""
     job, machine = Job.model_validate(job_of(row, "tokens.npy", device)), this_machine()
@@ -69,9 +76,7 @@ def predict(row: dict[str, str], device: str = "cuda") -> dict[str, float | None
 def measure(rows: list[dict[str, str]], device: str, limit: float) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
     """Every row with what was measured."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        tokens = Path(folder) / "tokens.npy"
-        fewest = min(int(row["vocabulary"]) for row in rows)
-        np.save(tokens, (np.random.default_rng(0).zipf(1.3, TOKENS) % fewest).astype(np.uint32))
+        tokens = write_tokens(Path(folder), rows)
         for number, row in enumerate(rows):
             console.print(f"{number + 1}/{len(rows)}  {row['name']}", style="dim")
             here = Path(folder) / str(number)

@@ -8,49 +8,30 @@ kernels take.
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import yaml
 
 from common import RESULTS, console, facts, save, show
-from watched import Failed, environment, started, steady, train, why
+from gpu_prediction import SHAPE, job_of, shortened, write_tokens
+from watched import environment, finish, steady, train
 
-VOCABULARY, TOKENS = 32_000, 2**20
-JOBS: dict[str, tuple[dict[str, Any], int, int, dict[str, Any]]] = {
-    "24 layers of 256, 8 × 256": ({"layers": 24, "hidden": 256, "heads": 4}, 256, 8, {}),
-    "4 layers of 512, 16 × 512": ({"layers": 4, "hidden": 512, "heads": 8}, 512, 16, {}),
-    "8 layers of 1,024, 16 × 1,024": ({"layers": 8, "hidden": 1024, "heads": 16}, 1024, 16, {}),
-    "gpt2-124m, 32 × 512 by 8": ({"preset": "gpt2-124m", "vocabulary": 50304}, 512, 32, {"micro_batch": 8}),
-    "gpt2-1.5b, 16 × 1,024 by 8": ({"preset": "gpt2-1.5b", "vocabulary": 50304}, 1024, 16, {"micro_batch": 8}),
+
+def row(**given: int | str) -> dict[str, str]:
+    """A decoder as in `tests/data/h200_steps.csv`, of which two are."""
+    empty = dict.fromkeys((*SHAPE, "sequence", "batch", "micro_batch", "recompute", "state"), "")
+    return {**empty, "precision": "bf16", **{name: str(value) for name, value in given.items()}}
+
+
+JOBS = {
+    "24 layers of 256, 8 × 256": row(layers=24, hidden=256, heads=4, vocabulary=32000, sequence=256, batch=8),
+    "4 layers of 512, 16 × 512": row(layers=4, hidden=512, heads=8, vocabulary=32000, sequence=512, batch=16),
+    "8 layers of 1,024, 16 × 1,024": row(layers=8, hidden=1024, heads=16, vocabulary=32000, sequence=1024, batch=16),
+    "gpt2-124m, 32 × 512 by 8": row(preset="gpt2-124m", vocabulary=50304, sequence=512, batch=32, micro_batch=8),
+    "gpt2-1.5b, 16 × 1,024 by 8": row(preset="gpt2-1.5b", vocabulary=50304, sequence=1024, batch=16, micro_batch=8),
 }
-"""Model, tokens in a sample, batch, layout."""
-
-
-def job_of(name: str, tokens: Path, device: str, short: bool) -> dict[str, Any]:
-    model, sequence, batch, layout = JOBS[name]
-    if short:
-        model, sequence = {"layers": 2, "hidden": 64, "heads": 2}, 32
-    vocabulary = model.get("vocabulary", VOCABULARY)
-    return {
-        "name": "gpu-short",
-        "model": {"kind": "decoder", **model, "vocabulary": vocabulary},
-        "data": {"source": str(tokens), "tokens": True, "sequence": sequence, "vocabulary": vocabulary},
-        "train": {
-            "steps": 100_000,  # it is stopped before it would save
-            "batch": batch,
-            "optimizer": {"name": "adamw", "lr": 1e-4},
-            "clip": {"norm": 1.0},
-            "precision": "fp32" if device == "cpu" else "bf16",
-        },
-        "layout": {"replicate": 1, **layout},
-        "machines": {"device": device},
-        "checkpoint": {"every": 100_000},
-    }
 
 
 def measure(job: Path, steps: int, device: str, limit: float) -> dict[str, float]:
@@ -68,14 +49,8 @@ def profile(job: Path, folder: Path, around: dict[str, str], limit: float) -> di
     """Seconds of a step by what they are for, by `slipstream profile`."""
     folder.mkdir()
     words = ["profile", str(job), "--json", "--trace", str(folder / "trace.json")]
-    with started([sys.executable, "-m", "slipstream", *words], folder, around) as process:
-        try:
-            process.wait(limit)
-        except subprocess.TimeoutExpired:
-            raise Failed(why(process, limit, folder / "log")) from None
-        said = (folder / "log").read_text()
-        if process.returncode:
-            raise Failed(why(process, limit, folder / "log"))
+    finish([sys.executable, "-m", "slipstream", *words], folder, around, limit)
+    said = (folder / "log").read_text()
     kinds: dict[str, float] = json.JSONDecoder().raw_decode(said, said.index("{"))[0]["kinds"]  # after warnings
     return kinds
 
@@ -87,16 +62,17 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=120, help="seconds that a run may take")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_short.json")
     options = parser.parse_args()
-    device, names = ("cpu", list(JOBS)[:1]) if options.short else ("cuda", list(JOBS))
+    device, jobs = "cuda", JOBS
+    if options.short:
+        device, jobs = "cpu", {name: shortened(each) for name, each in list(JOBS.items())[:1]}
     record, results = facts("triton"), []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        tokens = Path(folder) / "tokens.npy"
-        np.save(tokens, (np.random.default_rng(0).zipf(1.3, TOKENS) % VOCABULARY).astype(np.uint32))
-        for number, name in enumerate(names):
-            console.print(f"{number + 1}/{len(names)}  {name}", style="dim")
+        tokens = write_tokens(Path(folder), list(jobs.values()))
+        for number, (name, each) in enumerate(jobs.items()):
+            console.print(f"{number + 1}/{len(jobs)}  {name}", style="dim")
             here = Path(folder) / str(number)
             here.mkdir()
-            (here / "job.yaml").write_text(yaml.safe_dump(job_of(name, tokens, device, options.short)))
+            (here / "job.yaml").write_text(yaml.safe_dump(job_of(each, str(tokens), device)))
             results.append({"job": name, **measure(here / "job.yaml", options.steps, device, options.limit)})
             save(options.out, {**record, "results": results})  # at once: the next may not end
     show(

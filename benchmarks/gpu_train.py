@@ -12,7 +12,6 @@ import argparse
 import json
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +31,7 @@ from slipstream.job.data import TokenData
 from slipstream.job.models import DecoderModel, ResnetModel
 from slipstream.job.train import AdamW, Momentum
 from slipstream.planning import work_of
-from watched import Failed, Timed, environment, started, steady, train, why
+from watched import Failed, Timed, environment, finish, steady, train
 
 PEERS = Path(__file__).parent / "peers" / "gpu"
 PEAK = 795e12
@@ -234,13 +233,9 @@ def time_peer(script: str, task: Task) -> Timed:
     name, *words = script.split()
     times = task.folder / "times.json"
     command = [sys.executable, str(PEERS / name), str(task.shape), str(times), *words]
-    with started(command, task.folder, task.environment) as process:
-        try:
-            process.wait(task.seconds)
-        except subprocess.TimeoutExpired:
-            raise Failed(why(process, task.seconds, task.folder / "log")) from None
-        if process.returncode or not times.exists():
-            raise Failed(why(process, task.seconds, task.folder / "log"))
+    finish(command, task.folder, task.environment, task.seconds)
+    if not times.exists():
+        raise Failed(f"it left no times\n{(task.folder / 'log').read_text(errors='replace')[-3000:]}")
     return Timed(**json.loads(times.read_text()))
 
 

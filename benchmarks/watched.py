@@ -79,6 +79,15 @@ def started(command: list[str], folder: Path, environment: dict[str, str]) -> It
             process.wait()
 
 
+def finish(command: list[str], folder: Path, environment: dict[str, str], seconds: float) -> None:
+    """Such a process, to its good end."""
+    with started(command, folder, environment) as process:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        if process.poll() != 0:
+            raise Failed(why(process, seconds, folder / "log"))
+
+
 def interrupt(process: subprocess.Popen[bytes]) -> None:
     """Ctrl-C twice, which stops at once, without a checkpoint; the workers are gone when the launcher is."""
     for _ in range(2 if process.poll() is None else 0):

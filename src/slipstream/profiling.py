@@ -90,29 +90,28 @@ def _in_short(job: Job, steps: int) -> Job:
 
 
 class _Watch(Until):
-    """Times some steps, starts the profiler for as many more and ends the run; phases get names in the trace."""
+    """Times some steps, has the profiler look at as many and ends the run; phases get names in the trace."""
 
-    def __init__(self, path: Path, profiler: Any, synchronise: Any, timed: int, profiled: int) -> None:
+    def __init__(self, path: Path, profiler: Any, synchronise: Any, steps: int, apart: bool) -> None:
+        """The profiler looks at the steps that are timed, or, `apart` from them, at those that come then."""
         self._profiler, self._synchronise = profiler, synchronise
-        self._timed = WARM + 1
-        self._profiled = self._timed + timed
-        self._end = self._profiled + profiled
-        self.alone = self.under = 0.0
-        """Seconds of the steps without the profiler, and of those under it."""
-        super().__init__(path, self._end - 1)
+        self._timed = range(WARM + 1, WARM + 1 + steps)
+        first = self._timed.stop if apart else self._timed.start
+        self._profiled = range(first, first + steps)
+        self.seconds = 0.0
+        super().__init__(path, self._profiled.stop - 1)
 
     def reached(self, number: int) -> None:
-        if number in (self._timed, self._profiled, self._end):
+        if number in (self._timed.start, self._timed.stop, self._profiled.stop):
             self._synchronise()
-        if number == self._timed:
-            self.alone -= time.perf_counter()
-        if number == self._profiled:
-            self.alone += time.perf_counter()
+        if number == self._timed.stop:  # the clock runs while the profiler neither starts nor stops
+            self.seconds += time.perf_counter()
+        if number == self._profiled.start:
             self._profiler.start()
-            self.under = -time.perf_counter()
-        elif number == self._end:
-            self.under += time.perf_counter()
+        elif number == self._profiled.stop:
             self._profiler.stop()
+        if number == self._timed.start:
+            self.seconds -= time.perf_counter()
         super().reached(number)
 
     @contextmanager
@@ -136,14 +135,13 @@ def _run(job: Job, plan: Plan, steps: int, trace: Path) -> tuple[float, list[_Ev
     pulses: list[_Watch] = []
 
     def pulse(path: Path) -> _Watch:
-        pulses.append(_Watch(path, profiler, torch.cuda.synchronize if on_gpu else lambda: None, steps * on_gpu, steps))
+        # What a GPU's kernels take is the same under the profiler, and what it waits for the processor is not.
+        pulses.append(_Watch(path, profiler, torch.cuda.synchronize if on_gpu else lambda: None, steps, apart=on_gpu))
         return pulses[0]
 
     rehearse(job, plan, pulse)
     profiler.export_chrome_trace(str(trace))
-    # What a GPU's kernels take is the same under the profiler, and what it waits for the processor is not.
-    seconds = pulses[0].alone if on_gpu else pulses[0].under
-    return seconds, list((_kernels if on_gpu else _operations)(profiler, steps))
+    return pulses[0].seconds, list((_kernels if on_gpu else _operations)(profiler, steps))
 
 
 def _kernels(profiler: Any, steps: int) -> Iterator[_Event]:
