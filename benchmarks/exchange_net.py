@@ -140,14 +140,16 @@ def watch(
     side: str, run: RunFolder, network: Network, processes: list[Any], target: float | None, limit: float
 ) -> Curve:
     """Look at what is written, until it is enough."""
-    curve, known = Curve(), 0
+    curve, known, sent = Curve(), 0, network.sent(0)
     while any(process.poll() is None for process in processes):
         if any(process.poll() for process in processes):
             logs = "".join(path.read_text()[-2000:] for path in sorted(run.logs.iterdir()))
             console.print(f"{side} failed, and the others go on:\n{logs}")
             return curve
         if not curve.began and any(event["event"] == "build" for event in read_lines(run.events)):
-            curve.began, curve.first = time.monotonic(), network.sent(0)
+            curve.began, curve.first = time.monotonic(), sent  # at the look before: a short run may be over by now
+        if not curve.began:
+            sent = network.sent(0)
         lines = list(read_lines(run.metrics))
         judged = [line for line in lines[known:] if "val_loss" in line]
         known = len(lines)
